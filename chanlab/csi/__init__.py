@@ -1,0 +1,1 @@
+"""CSI prediction: predictors behind one protocol, and the LightningModule that trains them."""
