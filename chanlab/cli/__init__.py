@@ -1,0 +1,1 @@
+"""The `chanlab` command: thin, and quick to answer, since each subcommand imports what it needs when it runs."""
