@@ -1,0 +1,126 @@
+"""Bootstrap intervals over channel realisations."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from chanlab.errors import UsageError
+
+Values = npt.ArrayLike | Tensor
+"""Anything that becomes a one-dimensional array: list, NumPy array, tensor on any device."""
+
+
+class Interval(NamedTuple):
+    """A figure with its bootstrap percentile interval.
+
+    Attributes:
+        value: The statistic on all data.
+        low: Lower end.
+        high: Upper end.
+        deviation: Standard deviation of the resampled statistic.
+    """
+
+    value: float
+    low: float
+    high: float
+    deviation: float
+
+
+def bootstrap_interval(
+    values: Values,
+    denominators: Values | None = None,
+    groups: Values | None = None,
+    statistic: Literal["mean", "median"] = "mean",
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """Percentile interval of a mean, a ratio of sums or a median, resampling independent channel realisations.
+
+    Windows of one trajectory see the same scatterers: they aren't independent, so that whole groups (sample ids) are
+    resampled. With `denominators` the statistic is Σ values / Σ denominators, the pooled NMSE when both come from
+    `nmse_terms`; without, the mean or median of `values`.
+
+    Args:
+        values: `[n]`: ratios, or numerators.
+        denominators: `[n]`, for a ratio of sums.
+        groups: `[n]`: the realisation (sample or trajectory id) of each value; None: every value is its own.
+        statistic: `mean` or `median`; a ratio of sums is a `mean`.
+        confidence: Probability inside the interval.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the resampling.
+
+    Returns:
+        An `Interval`, linear; `to_db` of its ends is the interval in dB.
+
+    Raises:
+        UsageError: If lengths differ, values aren't finite, there are fewer than two groups, or the median is asked of
+            a ratio of sums.
+    """
+    x = _vector(values, "values")
+    y = np.ones_like(x) if denominators is None else _vector(denominators, "denominators")
+    keys = np.arange(x.size) if groups is None else _vector(groups, "groups")
+    if not x.size == y.size == keys.size:
+        raise UsageError(
+            f"values, denominators and groups have lengths {x.size}, {y.size}, {keys.size}: they must agree."
+        )
+    if not 0 < confidence < 1 or resamples < 1:
+        raise UsageError("confidence must lie between 0 and 1, and resamples must be at least 1.")
+    names, index = np.unique(keys, return_inverse=True)
+    if names.size < 2:
+        raise UsageError(f"a bootstrap needs at least two independent realisations, got {names.size}.")
+    rng = np.random.default_rng(seed)
+    if statistic == "median":
+        if denominators is not None:
+            raise UsageError("statistic='median' takes ratios as values and no denominators.")
+        value, drawn = float(np.median(x)), _medians(x, index, names.size, resamples, rng)
+    elif statistic == "mean":
+        top, bottom = _group_sums(index, x), _group_sums(index, y)
+        if bottom.sum() <= 0:
+            raise UsageError("the denominators sum to zero: the ratio is undefined.")
+        value, drawn = float(top.sum() / bottom.sum()), _ratios(top, bottom, resamples, rng)
+    else:
+        raise UsageError(f"statistic must be 'mean' or 'median', not {statistic!r}.")
+    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(value, float(low), float(high), float(drawn.std()))
+
+
+def _vector(values: Values, name: str) -> npt.NDArray[Any]:
+    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    if array.ndim != 1 or not array.size:
+        raise UsageError(f"{name} must be a non-empty vector, got shape {list(array.shape)}.")
+    if name != "groups":
+        array = array.astype(np.float64)
+        if not np.isfinite(array).all():
+            raise UsageError(f"{name} holds NaN or infinity.")
+    return array
+
+
+def _group_sums(index: npt.NDArray[np.intp], x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    return np.bincount(index, weights=x).astype(np.float64)
+
+
+def _ratios(
+    top: npt.NDArray[np.float64], bottom: npt.NDArray[np.float64], resamples: int, rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    drawn = np.empty(resamples)
+    for i in range(resamples):
+        chosen = rng.integers(0, top.size, top.size)
+        drawn[i] = top[chosen].sum() / bottom[chosen].sum()
+    return drawn
+
+
+def _medians(
+    x: npt.NDArray[np.float64], index: npt.NDArray[np.intp], groups: int, resamples: int, rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    members = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index, minlength=groups))[:-1])
+    drawn = np.empty(resamples)
+    for i in range(resamples):
+        chosen = rng.integers(0, groups, groups)
+        drawn[i] = np.median(x[np.concatenate([members[g] for g in chosen])])
+    return drawn
