@@ -177,7 +177,8 @@ def array_response(
 
     Args:
         array: The array.
-        vector: World unit vectors away from the device (towards the source, or along the departing ray), `[..., 3, path]`.
+        vector: World unit vectors away from the device (departure at a transmitter, arrival at a receiver),
+            `[..., 3, path]`.
         wavelength: Wavelength [m].
         orientation: Device orientation [rad], `[3]` or `[..., 3]`; None is zero.
         positions: Element positions in device axes [m], `[element, 3]`, instead of the array's own (differentiable).

@@ -89,7 +89,8 @@ class Paths:
         return SPEED_OF_LIGHT / self.carrier
 
     def _map(self, function: Callable[[str, Tensor], Tensor]) -> Paths:
-        return replace(self, **{name: function(name, getattr(self, name)) for name in _TRAILING})
+        tensors: dict[str, Any] = {name: function(name, getattr(self, name)) for name in _TRAILING}
+        return replace(self, **tensors)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Paths:
         """Move to a device and/or cast the real tensors to `dtype` (float32 or float64; complex follow)."""
@@ -149,8 +150,8 @@ class Paths:
         def take(name: str, x: Tensor) -> Tensor:
             middle = _TRAILING[name] - 1
             index = order.reshape(*order.shape[:-1], *(1,) * middle, order.shape[-1])
-            mask = self.mask.reshape(index.shape)
-            return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).gather(-1, index.expand(x.shape))
+            kept = torch.where(self.mask.reshape(index.shape), x, torch.zeros((), dtype=x.dtype, device=x.device))
+            return kept.gather(-1, index.expand(x.shape))
 
         return self._map(take)
 

@@ -1,7 +1,7 @@
 """Antenna patterns: field amplitudes of vertically polarised elements over direction.
 
-Each function takes the sine and cosine of the zenith angle θ and the azimuth φ [rad] in the antenna's own axes (boresight
-along x) and returns the amplitude of the θ̂ component; its square is the gain relative to an isotropic antenna.
+Each function takes the sine and cosine of the zenith angle θ and the azimuth φ [rad] in the antenna's own axes
+(boresight along x) and returns the amplitude of the θ̂ component; its square is the gain over an isotropic antenna.
 """
 
 from __future__ import annotations
