@@ -98,7 +98,7 @@ def _python() -> Check:
 
 
 def _packages() -> Iterator[Check]:
-    """Chanlab's own requirements, as its metadata state them, against what is installed."""
+    """Requirements of chanlab, as its metadata state them, against what is installed."""
     try:
         requirements = importlib.metadata.requires("chanlab") or []
     except importlib.metadata.PackageNotFoundError:
@@ -148,10 +148,11 @@ def _ray_tracing() -> Check:
     from chanlab.channels.llvm import rt_status
 
     status = rt_status()
-    detail = str(status.get("variant") or status.get("error") or "")
-    if status.get("llvm"):
-        detail += f" with {status['llvm']}"
-    return Check("ray tracing", "Sionna RT", bool(status.get("ok")), True, detail, str(status.get("remedy") or ""))
+    if not status["works"]:
+        return Check("ray tracing", "Sionna RT", False, True, "does not work", str(status["remedy"]))
+    uses_llvm = str(status["variant"]).startswith("llvm")
+    detail = f"{status['variant']}" + (f", {status['llvm_path']} ({status['llvm_version']})" if uses_llvm else "")
+    return Check("ray tracing", "Sionna RT", True, True, detail)
 
 
 def _gpu() -> Iterator[Check]:

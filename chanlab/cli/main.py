@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from chanlab import __version__
 from chanlab.errors import ChanlabError
 
-COMMANDS = ("doctor", "generate", "info", "verify", "plot", "backbone", "demo")
+COMMANDS = ("doctor", "generate", "info", "verify", "plot", "backbone")
 """Subcommands, one module of chanlab.cli each (`add_parser`, `run`), in the order of the help."""
 
 LEARN = {
@@ -76,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(stop.code, file=sys.stderr)
             return 1
         return int(stop.code or 0)
-    except KeyboardInterrupt:
-        print("\nchanlab: interrupted; run the same command again to go on", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"\nchanlab: {stop or 'interrupted'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `chanlab info ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
