@@ -194,7 +194,7 @@ class SpectralEfficiency(_Mean):
         self.add_state("perfect", _zero(), dist_reduce_fx="sum")
 
     def update(self, prediction: Tensor, target: Tensor, noise_variance: Tensor | None = None) -> None:
-        """Add a batch `[batch, rx_ant, tx_ant, time, subcarrier]`; `noise_variance` `[batch]` is used in place of the SNR."""
+        """Add a batch `[batch, rx_ant, tx_ant, time, subcarrier]`; `noise_variance` `[batch]`: in place of the SNR."""
         F.check_pair(prediction, target, min_axes=5)
         if noise_variance is None:
             power = target.abs().square().mean(tuple(range(1, target.ndim)))
