@@ -1,0 +1,65 @@
+"""What a predictor of CSI is, and the normalisation that keeps each sample to itself."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from chanlab.errors import UsageError
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """A module that continues channels in time; any `torch.nn.Module` with this `forward` will do.
+
+    Attributes:
+        horizons: Number of steps predicted, 1 to H ahead, at the interval of the history.
+    """
+
+    horizons: int
+
+    def __call__(self, history: Tensor, noise_variance: Tensor | None = None) -> Tensor:
+        """Predicts the steps that follow the history.
+
+        Args:
+            history: Noisy channels, complex `[batch, rx_ant, tx_ant, time, subcarrier]`.
+            noise_variance: Variance of the history's complex noise per entry, `[batch]`; None where unknown.
+
+        Returns:
+            Channels, complex `[batch, rx_ant, tx_ant, horizon, subcarrier]`. A sample's prediction depends on that
+            sample alone, and scales with it.
+        """
+        ...
+
+
+def is_trainable(predictor: nn.Module) -> bool:
+    """Whether a predictor has anything to learn; the classical ones have no parameters."""
+    return any(parameter.requires_grad for parameter in predictor.parameters())
+
+
+def check_history(history: Tensor, min_time: int = 1) -> None:
+    """Checks the shape and type of a history.
+
+    Raises:
+        UsageError: It is not complex `[batch, rx_ant, tx_ant, time, subcarrier]`, or too short.
+    """
+    if history.ndim != 5 or not history.is_complex():
+        raise UsageError(
+            "A history is complex [batch, rx_ant, tx_ant, time, subcarrier], "
+            f"not {str(history.dtype).removeprefix('torch.')} {list(history.shape)}"
+        )
+    if history.shape[3] < min_time:
+        raise UsageError(f"This predictor needs a history of at least {min_time} snapshots, not {history.shape[3]}")
+
+
+def rms(history: Tensor) -> Tensor:
+    """Root mean square of each sample over all its entries, real `[batch, 1, 1, 1, 1]`; 1 for an all-zero sample."""
+    power = history.abs().square().mean(dim=(1, 2, 3, 4), keepdim=True)
+    return power.sqrt().where(power > 0, 1.0)
+
+
+def normalise(history: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales each sample to unit mean power: `(history / scale, scale)`; a prediction is multiplied by scale again."""
+    scale = rms(history)
+    return history / scale, scale
