@@ -1,7 +1,9 @@
 """Where channels come from, and the views of them: paths, arrays, CFR, CIR, spectrum, received power."""
 
-from chanlab.channels.arrays import PlanarArray, array_response, rotation_matrix
+from chanlab.channels.arrays import PlanarArray, array_response, direction, rotation_matrix
+from chanlab.channels.closed_form import Clarke, FreeSpace, PathList, PathSpec, Ring, TwoRay
 from chanlab.channels.coefficients import port_coefficients
+from chanlab.channels.geometric import free_space_paths, two_ray_paths
 from chanlab.channels.paths import PATH_TENSORS, SPEED_OF_LIGHT, Paths
 from chanlab.channels.response import (
     cfr,
@@ -15,18 +17,27 @@ from chanlab.channels.source import Links, Motion, Source, sample_generator
 __all__ = [
     "PATH_TENSORS",
     "SPEED_OF_LIGHT",
+    "Clarke",
+    "FreeSpace",
     "Links",
     "Motion",
+    "PathList",
+    "PathSpec",
     "Paths",
     "PlanarArray",
+    "Ring",
     "Source",
+    "TwoRay",
     "array_response",
     "cfr",
     "cfr_along",
     "cir_taps",
     "cir_taps_along",
+    "direction",
+    "free_space_paths",
     "port_coefficients",
     "rotation_matrix",
     "sample_generator",
     "subcarrier_frequencies",
+    "two_ray_paths",
 ]
