@@ -5,6 +5,7 @@ from chanlab.channels.closed_form import Clarke, FreeSpace, PathList, PathSpec, 
 from chanlab.channels.coefficients import port_coefficients
 from chanlab.channels.geometric import free_space_paths, two_ray_paths
 from chanlab.channels.paths import PATH_TENSORS, SPEED_OF_LIGHT, Paths
+from chanlab.channels.power import k_factor, mean_delay, path_gain, path_powers, rms_delay_spread, rssi, rssi_from_cfr
 from chanlab.channels.response import (
     cfr,
     cfr_along,
@@ -13,6 +14,7 @@ from chanlab.channels.response import (
     subcarrier_frequencies,
 )
 from chanlab.channels.source import Links, Motion, Source, sample_generator
+from chanlab.channels.spectrum import azimuth_directions, delay_angle_spectrum
 
 __all__ = [
     "PATH_TENSORS",
@@ -29,14 +31,23 @@ __all__ = [
     "Source",
     "TwoRay",
     "array_response",
+    "azimuth_directions",
     "cfr",
     "cfr_along",
     "cir_taps",
     "cir_taps_along",
+    "delay_angle_spectrum",
     "direction",
     "free_space_paths",
+    "k_factor",
+    "mean_delay",
+    "path_gain",
+    "path_powers",
     "port_coefficients",
+    "rms_delay_spread",
     "rotation_matrix",
+    "rssi",
+    "rssi_from_cfr",
     "sample_generator",
     "subcarrier_frequencies",
     "two_ray_paths",
