@@ -20,13 +20,14 @@ from chanlab.data import resume
 from chanlab.data.executor import Executor, LocalExecutor
 from chanlab.data.manifest import Manifest, shard_name
 from chanlab.data.recipe import Recipe, build_source, load_recipe, parse_recipe
-from chanlab.data.schema import Array
-from chanlab.data.shard import ShardResult, ShardTask, collect, encode, make_shard
+from chanlab.data.schema import Array, arrays_of
+from chanlab.data.shard import BATCH, ShardResult, ShardTask, collect, encode, make_shard
 from chanlab.data.store import Store
-from chanlab.data.writer import WriteError, commit, explain, make_folder, remove_temporaries, writer_lock
+from chanlab.data.writer import WriteError, commit, explain, make_folder, remove_temporaries, tidy, writer_lock
 from chanlab.errors import ChanlabError
 
 _MOTION_BATCH = 4096
+_MEASURE_SECONDS = 1.0
 
 
 def generate(
@@ -61,6 +62,7 @@ def generate(
     recipe = load_recipe(recipe)
     folder = Path(out)
     if resume.is_complete(folder, recipe):
+        tidy(folder)
         return Store(folder)
     executor = executor or LocalExecutor(workers)
     source = build_source(recipe)
@@ -160,7 +162,7 @@ def library_versions(source: Source) -> dict[str, str]:
 
 
 def plan(recipe: str | Path | Recipe, workers: int = 1) -> dict[str, Any]:
-    """What `generate` would make: nothing is written, one group of users is computed to measure it.
+    """What `generate` would make: nothing is written, a few groups of users are computed to measure it.
 
     Args:
         recipe: Short name, path, or the recipe itself.
@@ -176,13 +178,19 @@ def plan(recipe: str | Path | Recipe, workers: int = 1) -> dict[str, Any]:
     recipe = load_recipe(recipe)
     source = build_source(recipe)
     codes = split_codes(source, recipe)
-    group = range(min(source.group, recipe.samples))
-    links = collect(source, group, recipe.seed)  # the first call loads and compiles: not measured
-    task = ShardTask(Path(), recipe.to_yaml(), 0, codes[: len(group)], _split_names(), library_versions(source))
+    step = source.group * max(1, BATCH // source.group)
+    collect(source, range(min(step, recipe.samples)), recipe.seed)  # loads and compiles: not measured
+    start, measured = time.perf_counter(), 0
+    while measured == 0 or (measured < recipe.samples and time.perf_counter() - start < _MEASURE_SECONDS):
+        ids = range(measured, min(measured + step, recipe.samples))
+        links = collect(source, ids, recipe.seed)
+        measured = ids.stop
+    seconds = (time.perf_counter() - start) / measured
     start = time.perf_counter()
-    links = collect(source, group, recipe.seed)
-    size = len(encode(links, task, group, recipe.seed))
-    seconds = (time.perf_counter() - start) / len(group)
+    task = ShardTask(Path(), recipe.to_yaml(), 0, codes[ids.start : ids.stop], _split_names(), library_versions(source))
+    size = len(encode(links, task, ids, recipe.seed))
+    encoding = time.perf_counter() - start
+    payload = sum(x.nbytes for x in arrays_of(links, task.split).values()) + 32 * len(ids)
     names, counts = _split_names(), np.bincount(codes, minlength=len(_split_names()))
     return {
         "name": recipe.name,
@@ -192,9 +200,9 @@ def plan(recipe: str | Path | Recipe, workers: int = 1) -> dict[str, Any]:
         "anchors": int(links.times.shape[1]),
         "paths": links.paths.num_paths,
         "splits": {name: int(count) for name, count in zip(names, counts, strict=True)},
-        "bytes": math.ceil(size / len(group) * recipe.samples),
-        "seconds": seconds * recipe.samples / max(1, min(workers, recipe.num_shards)),
-        "measured_samples": len(group),
+        "bytes": math.ceil(payload / len(ids) * recipe.samples + (size - payload) * recipe.num_shards),
+        "seconds": (seconds * recipe.samples + encoding * recipe.num_shards) / max(1, min(workers, recipe.num_shards)),
+        "measured_samples": measured,
     }
 
 

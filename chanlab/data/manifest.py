@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chanlab.data.schema import FORMAT, SCHEMA_VERSION, check_version
+from chanlab.data.schema import FORMAT, SCHEMA_VERSION, DamagedError, check_version
 from chanlab.data.writer import write_file
 from chanlab.errors import StoreError
 
@@ -112,12 +112,12 @@ def read_manifest(folder: Path) -> Manifest:
         body = json.loads(data)
         is_ours = isinstance(body, dict) and body.get("format") == FORMAT
     except ValueError as error:
-        raise StoreError(f"{path} is damaged ({error}): {remedy}") from error
+        raise DamagedError(f"{path} is damaged ({error}): {remedy}") from error
     if not is_ours:
         raise StoreError(f"{path} is not the manifest of a chanlab store: name another folder.")
     check_version(body.get("schema_version"), body.get("payload"), str(path))
     if _dump({key: value for key, value in body.items() if key != "sha256"}) != data:
-        raise StoreError(f"{path} is damaged (its checksum doesn't fit): {remedy}")
+        raise DamagedError(f"{path} is damaged (its checksum doesn't fit): {remedy}")
     return _from_body(body)
 
 

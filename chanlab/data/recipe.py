@@ -233,7 +233,7 @@ def _instantiate(cls: type, class_path: str, init_args: Mapping[str, Any]) -> An
         raise UsageError(f"{class_path} has no argument {', '.join(unknown)}; it takes {', '.join(known) or 'none'}.")
     try:
         config = parser.parse_object({"init_args": dict(init_args)} if init_args else {})
-        return parser.instantiate_classes(config).init_args
+        return parser.instantiate(config).init_args
     except ArgumentError as error:
         raise UsageError(f"{class_path}: {error}") from error
     except (TypeError, ValueError) as error:

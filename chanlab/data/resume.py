@@ -12,7 +12,7 @@ import numpy as np
 
 from chanlab.data.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, shard_name
 from chanlab.data.recipe import Recipe, parse_recipe
-from chanlab.data.schema import Array, ShardAttributes, content_hash, damaged, decode_shard, sample_hashes
+from chanlab.data.schema import Array, DamagedError, ShardAttributes, content_hash, damaged, decode_shard, sample_hashes
 from chanlab.data.writer import is_leftover
 from chanlab.errors import StoreError
 
@@ -72,10 +72,10 @@ def finish(folder: Path, manifest: Manifest) -> None:
     digests: list[Array] = []
     for entry in manifest.shards.values():
         try:
-            with h5py.File(folder / entry.file, "r", locking=False) as file:
+            with h5py.File(folder / entry.file, "r", locking="best-effort") as file:
                 digests.append(file["sample_hashes"][...])
         except (OSError, RuntimeError, KeyError) as error:
-            raise StoreError(damaged(str(folder / entry.file), error)) from error
+            raise damaged(str(folder / entry.file), error) from error
     complete = replace(manifest, content_hash=content_hash(np.concatenate(digests)))
     if complete != manifest:
         complete.write(folder)
@@ -135,10 +135,8 @@ def _adopt(folder: Path, manifest: Manifest, recipe: Recipe, index: int) -> Mani
     try:
         arrays, attributes = decode_shard(data, str(path))
         if not np.array_equal(arrays["sample_hashes"], sample_hashes(arrays, attributes.carrier)):
-            raise StoreError(damaged(str(path), "its content hash doesn't fit"))
-    except StoreError as error:
-        if "truncated or damaged" not in str(error):
-            raise
+            raise damaged(str(path), "its content hash doesn't fit")
+    except DamagedError:
         warnings.warn(f"{path} is truncated or damaged and is computed again.", stacklevel=2)
         return manifest
     _belongs(folder, attributes, manifest, recipe, index)

@@ -29,6 +29,10 @@ PAYLOADS = ("paths",)
 Array = npt.NDArray[Any]
 
 
+class DamagedError(StoreError):
+    """A file of the store is ours, but truncated or changed since it was written."""
+
+
 @dataclass(frozen=True)
 class Field:
     """One dataset of a shard: its type, unit and axes."""
@@ -172,7 +176,7 @@ def decode_shard(data: bytes, origin: str) -> tuple[dict[str, Array], ShardAttri
             attributes = check_shard(file, origin)
             return {name: file[name][...] for name in FIELDS}, attributes
     except (OSError, RuntimeError, KeyError, ValueError) as error:
-        raise StoreError(damaged(origin, error)) from error
+        raise damaged(origin, error) from error
 
 
 def check_shard(file: Any, origin: str) -> ShardAttributes:
@@ -190,13 +194,13 @@ def check_shard(file: Any, origin: str) -> ShardAttributes:
     lengths: dict[str, int] = {"byte": 32, "xyz": 3, "rx_polarization": 2, "tx_polarization": 2, "first_last": 2}
     for name, field in FIELDS.items():
         if name not in file:
-            raise StoreError(damaged(origin, f"dataset {name} is missing"))
+            raise damaged(origin, f"dataset {name} is missing")
         dataset = file[name]
         if dataset.dtype != np.dtype(field.dtype) or dataset.ndim != len(field.axes):
-            raise StoreError(damaged(origin, f"dataset {name} is {dataset.dtype} {dataset.shape}"))
+            raise damaged(origin, f"dataset {name} is {dataset.dtype} {dataset.shape}")
         for axis, length in zip(field.axes, dataset.shape, strict=True):
             if lengths.setdefault(axis, length) != length:
-                raise StoreError(damaged(origin, f"dataset {name} has {length} along {axis}, not {lengths[axis]}"))
+                raise damaged(origin, f"dataset {name} has {length} along {axis}, not {lengths[axis]}")
     return ShardAttributes(
         recipe=str(attrs["recipe"]),
         seed=int(attrs["seed"]),
@@ -212,7 +216,7 @@ def check_shard(file: Any, origin: str) -> ShardAttributes:
 def check_version(version: Any, payload: Any, origin: str) -> None:
     """Refuse a schema or payload that this chanlab doesn't know."""
     if not isinstance(version, int | np.integer) or version < 1:
-        raise StoreError(damaged(origin, f"its schema version is {version!r}"))
+        raise damaged(origin, f"its schema version is {version!r}")
     if version > SCHEMA_VERSION:
         raise StoreError(
             f"{origin} has schema version {version}, this chanlab reads up to {SCHEMA_VERSION}: "
@@ -224,9 +228,9 @@ def check_version(version: Any, payload: Any, origin: str) -> None:
         )
 
 
-def damaged(origin: str, why: object) -> str:
-    """The message for a shard that can't be read."""
-    return (
+def damaged(origin: str, why: object) -> DamagedError:
+    """The error for a shard that can't be read."""
+    return DamagedError(
         f"{origin} is truncated or damaged ({why}): delete it and run the same `chanlab generate` again; "
         "only what is missing is computed."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from chanlab.data.schema import Array, ShardAttributes, arrays_of, cat_links, en
 from chanlab.data.writer import write_temporary
 from chanlab.errors import ChanlabError
 
-_BATCH = 64
+BATCH = 64
+"""Least number of users asked of a source at once (whole groups of them)."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def collect(source: Source, ids: range, seed: int, advance: Callable[[int], obje
     Raises:
         ChanlabError: If the source yields other users than it was asked for.
     """
-    step = source.group * max(1, _BATCH // source.group)
+    step = source.group * max(1, BATCH // source.group)
     parts = []
     for start in range(ids.start, ids.stop, step):
         batch = range(start, min(start + step, ids.stop))
@@ -100,7 +101,7 @@ def collect(source: Source, ids: range, seed: int, advance: Callable[[int], obje
         if advance is not None:
             advance(len(batch))
     links = cat_links(parts)
-    return Links(**{**links.__dict__, "paths": links.paths.trim()})
+    return replace(links, paths=links.paths.trim() if links.paths.num_paths else links.paths)
 
 
 def encode(links: Links, task: ShardTask, ids: range, seed: int) -> bytes:

@@ -141,9 +141,7 @@ class Store:
         known = np.isin(shards, list(self.manifest.shards)) & (wanted >= 0) & (wanted < self.manifest.samples)
         if not wanted.size or not known.all():
             bad = wanted[~known][:5].tolist()
-            raise UsageError(
-                f"{self.path} has no samples {bad or 'to read, no id was given'}; it holds {self.num_samples}."
-            )
+            raise UsageError(f"{self.path} holds {self.num_samples} samples, but not {bad or 'the empty list of ids'}.")
         order = np.argsort(shards, kind="stable")
         parts = []
         for index in np.unique(shards):
@@ -181,7 +179,7 @@ class Store:
                     x = datasets[name][selection]
                     arrays[name] = x if ordered else x[inverse]
         except (OSError, RuntimeError) as error:
-            raise StoreError(damaged(str(self.path / shard_name(index)), error)) from error
+            raise damaged(str(self.path / shard_name(index)), error) from error
         return links_of(arrays, datasets["carrier"])
 
     def _open(self, index: int) -> dict[str, Any]:
@@ -198,12 +196,12 @@ class Store:
         entry = self.manifest.shards[index]
         try:
             if path.stat().st_size != entry.size:
-                raise StoreError(damaged(str(path), f"{path.stat().st_size} bytes instead of {entry.size}"))
-            # No file lock: reading from a read-only folder or a network file system needs none, shards never change.
-            file = h5py.File(path, "r", locking=False)
+                raise damaged(str(path), f"{path.stat().st_size} bytes instead of {entry.size}")
+            # HDF5 takes a shared lock if the file system has locks; other readers in this process may open the file too.
+            file = h5py.File(path, "r", locking="best-effort")
             attributes = check_shard(file, str(path))
         except (OSError, RuntimeError, KeyError, ValueError) as error:
-            raise StoreError(damaged(str(path), error)) from error
+            raise damaged(str(path), error) from error
         self._files[index] = {name: file[name] for name in FIELDS} | {"file": file, "carrier": attributes.carrier}
         while len(self._files) > _OPEN_FILES:
             self._files.popitem(last=False)[1]["file"].close()

@@ -11,7 +11,7 @@ import numpy as np
 
 from chanlab.data.manifest import MANIFEST, Manifest, ShardEntry, read_manifest
 from chanlab.data.recipe import parse_recipe
-from chanlab.data.schema import SCHEMA_VERSION, Array, content_hash, decode_shard, sample_hashes
+from chanlab.data.schema import SCHEMA_VERSION, Array, DamagedError, content_hash, decode_shard, sample_hashes
 from chanlab.data.store import Store
 from chanlab.errors import StoreError
 
@@ -72,11 +72,9 @@ def verify(path: str | Path, progress: bool = False) -> VerifyReport:
     folder = Path(path)
     try:
         manifest = read_manifest(folder)
-    except StoreError as error:
-        if not (folder / MANIFEST).is_file() or "schema version" in str(error) or "not the manifest" in str(error):
-            raise
+    except DamagedError:
         remedy = f"delete {MANIFEST} and run the same `chanlab generate` again: it is rebuilt from the shards"
-        problem = Problem(MANIFEST, str(error).split(": delete")[0], remedy)
+        problem = Problem(MANIFEST, "it is damaged, its checksum does not fit", remedy)
         return VerifyReport(folder, (problem,), 0, 0, False, None)
     problems = []
     digests: list[Array] = []

@@ -121,6 +121,13 @@ def remove_temporaries(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def tidy(folder: Path) -> None:
+    """Remove what killed writers left in a complete store, if this user may and no one writes."""
+    if any(is_leftover(path.name) for path in folder.iterdir()):
+        with contextlib.suppress(WriteError, StoreError), writer_lock(folder):
+            remove_temporaries(folder)
+
+
 @contextlib.contextmanager
 def writer_lock(folder: Path) -> Iterator[None]:
     """Hold the folder as its only writer.

@@ -19,7 +19,7 @@ seed: {seed}
 samples: {samples}
 shard_size: {shard_size}
 source:
-  class_path: tests.data.drops.RandomDrops
+  class_path: random_drops.RandomDrops
   init_args:
     carrier: 3.5e9
     num_paths: 6
