@@ -48,7 +48,7 @@ class AR(nn.Module):
         """Predicts complex `[batch, rx_ant, tx_ant, horizon, subcarrier]`; see `Predictor`."""
         check_history(history, min_time=2 if self.order is None else self.order + 1)
         order = self.order or max(1, 3 * history.shape[3] // 4)
-        axes = (history.shape[1], history.shape[2], history.shape[4])
+        batch, num_rx, num_tx, _, num_subcarriers = history.shape
         series = history.movedim(3, -1).flatten(1, 3)  # [batch, series, time]
         noise = None
         if self.compensate:
@@ -58,4 +58,4 @@ class AR(nn.Module):
             noise = noise_variance.double() * rows
         gram = window_gram(series, order, self.forward_backward)
         future = extrapolate(series[..., -order:], coefficients(gram, self.ridge, noise=noise), self.horizons)
-        return future.unflatten(1, axes).movedim(-1, 3)
+        return future.reshape(batch, num_rx, num_tx, num_subcarriers, self.horizons).movedim(-1, 3)

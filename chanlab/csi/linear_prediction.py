@@ -1,7 +1,7 @@
 """Linear prediction of time series: the mathematics under AR and PAD, batched and in double precision.
 
-A sum of K complex exponentials obeys x[t] = Σ a[k] x[t-k], k = 1 … p, exactly for every order p >= K (Prony); noise is met
-by ridge, by truncation to the signal subspace (Tufts and Kumaresan, Proc. IEEE 1982) or by removing its known power.
+A sum of K complex exponentials obeys x[t] = Σ a[k] x[t-k], k = 1 … p, exactly for every order p >= K (Prony); noise is
+met by ridge, by truncation to the signal subspace (Tufts and Kumaresan, Proc. IEEE 1982) or by removing its known power.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ def window_gram(series: Tensor, order: int, forward_backward: bool = False) -> T
         complex128 `[..., p + 1, p + 1]`, ascending time: Σ conj(x[t-p+i]) x[t-p+j] over windows and series.
     """
     x = series.to(torch.complex128)
-    gram = x.mH @ x
-    if forward_backward:
-        gram = gram + gram.flip(-1, -2).mT
-    blocks = [gram[..., t : t + order + 1, t : t + order + 1] for t in range(x.shape[-1] - order)]
-    return torch.stack(blocks).sum(0)
+    if x.shape[-2] > order:  # many series: one product over them, of which every window is a block
+        whole = x.mH @ x
+        blocks = [whole[..., t : t + order + 1, t : t + order + 1] for t in range(x.shape[-1] - order)]
+        gram = torch.stack(blocks).sum(0)
+    else:
+        windows = x.unfold(-1, order + 1, 1).flatten(-3, -2)
+        gram = windows.mH @ windows
+    return gram + gram.flip(-1, -2).mT if forward_backward else gram
 
 
 def num_equations(num_series: int, num_steps: int, order: int, forward_backward: bool = False) -> int:
@@ -60,7 +63,8 @@ def coefficients(
     if noise is not None:
         values = torch.maximum(values - noise[..., None], 0.1 * values)
     inverse = torch.where(kept, 1.0 / torch.where(kept, values + ridge * level, 1.0), 0.0)
-    return (vectors @ (inverse[..., None] * (vectors.mH @ right)))[..., 0]
+    solution: Tensor = (vectors @ (inverse[..., None] * (vectors.mH @ right)))[..., 0]
+    return solution
 
 
 def extrapolate(last: Tensor, coefficients: Tensor, horizons: int) -> Tensor:

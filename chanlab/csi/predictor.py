@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from chanlab.errors import UsageError
@@ -63,3 +64,17 @@ def normalise(history: Tensor) -> tuple[Tensor, Tensor]:
     """Scales each sample to unit mean power: `(history / scale, scale)`; a prediction is multiplied by scale again."""
     scale = rms(history)
     return history / scale, scale
+
+
+def antenna_series(history: Tensor) -> Tensor:
+    """Each antenna pair as a series of its own, real `[batch * rx_ant * tx_ant, time, 2 * subcarrier]`.
+
+    The last axis holds real and imaginary part of each subcarrier side by side.
+    """
+    return torch.view_as_real(history.flatten(0, 2).resolve_conj()).flatten(-2)
+
+
+def from_antenna_series(series: Tensor, batch: int, num_rx: int, num_tx: int) -> Tensor:
+    """Inverse of `antenna_series`, complex `[batch, rx_ant, tx_ant, time, subcarrier]`."""
+    steps, features = series.shape[-2:]
+    return torch.view_as_complex(series.reshape(batch, num_rx, num_tx, steps, features // 2, 2).contiguous())
