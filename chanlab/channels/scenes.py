@@ -43,7 +43,9 @@ class SceneSource:
         max_num_paths_per_src: Room for candidate paths of one solve.
         los: Trace line-of-sight paths.
         specular_reflection: Trace specular reflections.
-        diffuse_reflection: Trace diffuse reflections: repeatable to about 1e-6 only.
+        diffuse_reflection: Trace diffuse reflections: repeatable to about 1e-6 only. The scenes of Sionna RT scatter
+            nothing by themselves: give a `scattering_coefficient`, too.
+        scattering_coefficient: Scattering coefficient of every material, 0 to 1; None leaves the scene's.
         refraction: Trace paths through walls.
         diffraction: Trace first-order diffraction on wedges.
         edge_diffraction: Trace diffraction on free edges, too.
@@ -68,6 +70,7 @@ class SceneSource:
         los: bool = True,
         specular_reflection: bool = True,
         diffuse_reflection: bool = False,
+        scattering_coefficient: float | None = None,
         refraction: bool = True,
         diffraction: bool = False,
         edge_diffraction: bool = False,
@@ -82,7 +85,10 @@ class SceneSource:
             )
         if len(tx_position) != 3 or len(tx_orientation) != 3:
             raise UsageError("tx_position and tx_orientation hold three numbers each.")
+        if scattering_coefficient is not None and not 0 <= scattering_coefficient <= 1:
+            raise UsageError(f"scattering_coefficient must lie between 0 and 1, not {scattering_coefficient}.")
         self.scene = scene
+        self.scattering_coefficient = scattering_coefficient
         self.carrier = float(carrier)
         self.tx_position = (float(tx_position[0]), float(tx_position[1]), float(tx_position[2]))
         self.tx_orientation = (float(tx_orientation[0]), float(tx_orientation[1]), float(tx_orientation[2]))
@@ -121,7 +127,7 @@ class SceneSource:
         return min(MAX_RECEIVERS, self.physics.max_num_paths_per_src // lanes, max(1, MAX_LANES // lanes))
 
     def _tracer(self) -> Tracer:
-        return tracer(self.scene, self.carrier, self.tx_position, self.receivers_per_solve)
+        return tracer(self.scene, self.carrier, self.tx_position, self.receivers_per_solve, self.scattering_coefficient)
 
     def motion(self, ids: Sequence[int], seed: int) -> Motion:
         """Trajectories of the users with these sample ids, float64 (see `Trajectories.motion`)."""

@@ -70,9 +70,15 @@ def scene_file(scene: str) -> str:
 
 
 @functools.lru_cache(maxsize=2)
-def tracer(scene: str, carrier: float, tx_position: tuple[float, float, float], receivers: int) -> Tracer:
+def tracer(
+    scene: str,
+    carrier: float,
+    tx_position: tuple[float, float, float],
+    receivers: int,
+    scattering_coefficient: float | None = None,
+) -> Tracer:
     """The tracer of this process for these arguments: loaded once, then reused."""
-    return Tracer(scene, carrier, tx_position, receivers)
+    return Tracer(scene, carrier, tx_position, receivers, scattering_coefficient)
 
 
 class Tracer:
@@ -86,13 +92,21 @@ class Tracer:
         carrier: Carrier frequency [Hz].
         tx_position: Transmitter position [m].
         receivers: Receivers per solve.
+        scattering_coefficient: Scattering coefficient of every material, 0 to 1; None leaves the scene's.
 
     Raises:
         UsageError: If the scene is unknown.
         MissingDependencyError: If ray tracing does not work here.
     """
 
-    def __init__(self, scene: str, carrier: float, tx_position: tuple[float, float, float], receivers: int) -> None:
+    def __init__(
+        self,
+        scene: str,
+        carrier: float,
+        tx_position: tuple[float, float, float],
+        receivers: int,
+        scattering_coefficient: float | None = None,
+    ) -> None:
         rt = import_sionna_rt()
         self._dr: Any = importlib.import_module("drjit")
         self._mi: Any = importlib.import_module("mitsuba")
@@ -101,6 +115,9 @@ class Tracer:
         self.num_receivers = receivers
         self.scene = rt.load_scene(scene_file(scene))
         self.scene.frequency = self.carrier
+        if scattering_coefficient is not None:
+            for material in self.scene.radio_materials.values():
+                material.scattering_coefficient = scattering_coefficient
         element = rt.PlanarArray(num_rows=1, num_cols=1, pattern="iso", polarization="VH")
         self.scene.tx_array = self.scene.rx_array = element
         self.scene.add(rt.Transmitter("tx", [float(x) for x in tx_position], orientation=[0.0, 0.0, 0.0]))
