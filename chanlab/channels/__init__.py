@@ -13,13 +13,16 @@ from chanlab.channels.response import (
     cir_taps_along,
     subcarrier_frequencies,
 )
+from chanlab.channels.scenes import SceneSource
 from chanlab.channels.source import Links, Motion, Source, sample_generator
 from chanlab.channels.spectrum import azimuth_directions, delay_angle_spectrum
+from chanlab.channels.trajectories import Drops, RandomWaypoints, StraightTrajectories, Trajectories
 
 __all__ = [
     "PATH_TENSORS",
     "SPEED_OF_LIGHT",
     "Clarke",
+    "Drops",
     "FreeSpace",
     "Links",
     "Motion",
@@ -27,8 +30,12 @@ __all__ = [
     "PathSpec",
     "Paths",
     "PlanarArray",
+    "RandomWaypoints",
     "Ring",
+    "SceneSource",
     "Source",
+    "StraightTrajectories",
+    "Trajectories",
     "TwoRay",
     "array_response",
     "azimuth_directions",
