@@ -68,8 +68,8 @@ def sum_along(
             f"{list(paths.mask.shape)} it must be {list(paths.batch_shape)}."
         )
     batch, n = paths.batch_shape[:-1], paths.num_paths
-    clock = expand(times, (*batch, times.shape[-1]), "times").reshape(-1, times.shape[-1])
-    anchors = anchor_times.reshape(-1, anchor_times.shape[-1])
+    clock = expand(times.to(paths.delay.device), (*batch, times.shape[-1]), "times").reshape(-1, times.shape[-1])
+    anchors = anchor_times.to(clock.device).reshape(-1, anchor_times.shape[-1])
     flat, held = _flatten(paths, len(batch)), _flatten_geometry(geometry, paths.batch_shape, keep=1)
     shape = (rx_array.num_ports, tx_array.num_ports, clock.shape[-1], count)
     parts = []

@@ -79,7 +79,8 @@ def delay_angle_spectrum(
     wavelength = SPEED_OF_LIGHT / carrier
     elements = world_positions(array, wavelength, rotation, positions, real)
     match_angle = steering(elements, directions.to(real).mT, wavelength).conj() / array.num_elements
-    turn = 2 * math.pi * (frequencies.double()[:, None] * delays.double()).to(real)
+    frequencies, delays = frequencies.double().to(real.device), delays.double().to(real.device)
+    turn = 2 * math.pi * (frequencies[:, None] * delays).to(real)
     match_delay = torch.polar(torch.full_like(turn, 1 / frequencies.numel()), turn)
 
     # [..., other port, time, polarisation, element, subcarrier]
