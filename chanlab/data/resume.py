@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from chanlab.data.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, shard_name
+from chanlab.data.reader import ShardReader
 from chanlab.data.recipe import Recipe, parse_recipe
-from chanlab.data.schema import Array, DamagedError, ShardAttributes, content_hash, damaged, decode_shard, sample_hashes
+from chanlab.data.schema import DamagedError, ShardAttributes, content_hash, damaged, decode_shard, sample_hashes
 from chanlab.data.writer import is_leftover
-from chanlab.errors import StoreError
+from chanlab.errors import ChanlabError, StoreError
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -65,18 +66,15 @@ def finish(folder: Path, manifest: Manifest) -> None:
 
     Raises:
         StoreError: If a shard can't be read back.
+        ChanlabError: If the transmitter set is not the same in all shards.
         WriteError: If the manifest can't be written.
     """
-    import h5py
-
-    digests: list[Array] = []
-    for entry in manifest.shards.values():
-        try:
-            with h5py.File(folder / entry.file, "r", locking="best-effort") as file:
-                digests.append(file["sample_hashes"][...])
-        except (OSError, RuntimeError, KeyError) as error:
-            raise damaged(str(folder / entry.file), error) from error
-    complete = replace(manifest, content_hash=content_hash(np.concatenate(digests)))
+    readers = [ShardReader(folder / entry.file, entry) for entry in manifest.shards.values()]
+    digests = np.concatenate([reader.read("sample_hashes") for reader in readers])
+    for name in ("tx_positions", "tx_orientations"):
+        if not all(np.array_equal(reader.read(name), readers[0].read(name)) for reader in readers):
+            raise ChanlabError(f"a store holds one transmitter set, but the source's {name} changed between shards.")
+    complete = replace(manifest, content_hash=content_hash(digests))
     if complete != manifest:
         complete.write(folder)
 

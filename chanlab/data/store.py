@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from chanlab.channels.source import Links
 from chanlab.data.manifest import Manifest, read_manifest, shard_name
+from chanlab.data.reader import ShardReader, runs_of
 from chanlab.data.recipe import Recipe, parse_recipe
-from chanlab.data.schema import FIELDS, SCHEMA_VERSION, Array, cat_links, check_shard, damaged, links_of
+from chanlab.data.schema import FIELDS, SCHEMA_VERSION, Array, links_of
 from chanlab.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Store:
         self.path = Path(path)
         self.partial = partial
         self.manifest: Manifest = read_manifest(self.path)
-        self._files: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._files: OrderedDict[int, ShardReader] = OrderedDict()
         self._pid = os.getpid()
         if not self.complete and not partial:
             raise StoreError(
@@ -109,7 +110,7 @@ class Store:
     @cached_property
     def carrier(self) -> float:
         """Carrier frequency [Hz]."""
-        return float(self._open(next(iter(self.manifest.shards)))["carrier"])
+        return self._open(next(iter(self.manifest.shards))).attributes.carrier
 
     @cached_property
     def sample_ids(self) -> npt.NDArray[np.int64]:
@@ -119,7 +120,7 @@ class Store:
     @cached_property
     def splits(self) -> dict[str, npt.NDArray[np.int64]]:
         """Sample ids of each split by name, ascending; `guard` holds those that belong to none."""
-        codes = np.concatenate([self._open(index)["split"][...] for index in self.manifest.shards])
+        codes = np.concatenate([self._open(index).read("split") for index in self.manifest.shards])
         return {name: self.sample_ids[codes == code] for code, name in enumerate(self.manifest.split_names)}
 
     def links(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> Links:
@@ -142,14 +143,11 @@ class Store:
         if not wanted.size or not known.all():
             bad = wanted[~known][:5].tolist()
             raise UsageError(f"{self.path} holds {self.num_samples} samples, but not {bad or 'the empty list of ids'}.")
-        order = np.argsort(shards, kind="stable")
-        parts = []
-        for index in np.unique(shards):
-            rows = wanted[shards == index] - index * self.manifest.shard_size
-            parts.append(self._read(int(index), rows))
-        if len(parts) == 1:
-            return parts[0]
-        return _reordered(cat_links(parts), np.argsort(order, kind="stable"))
+        users = {int(index): np.flatnonzero(shards == index) for index in np.unique(shards)}
+        readers = [(self._open(index), where) for index, where in users.items()]
+        runs = [runs_of(wanted[where] - index * self.manifest.shard_size) for index, where in users.items()]
+        arrays = {name: self._gather(name, readers, runs) for name in FIELDS if name not in ("split", "sample_hashes")}
+        return links_of(arrays, readers[0][0].attributes.carrier)
 
     def verify(self, progress: bool = False) -> VerifyReport:
         """Check every file's checksum and schema, and the content hash; see `chanlab.data.verify.verify`."""
@@ -159,63 +157,31 @@ class Store:
 
     def close(self) -> None:
         """Close the open files; they open again when read."""
-        for datasets in self._files.values():
-            if self._pid == os.getpid():
-                datasets["file"].close()
-        self._files.clear()
+        while self._files:
+            self._files.popitem()[1].close()
 
-    def _read(self, index: int, rows: Array) -> Links:
-        datasets = self._open(index)
-        unique, inverse = np.unique(rows, return_inverse=True)
-        start, stop = int(unique[0]), int(unique[-1]) + 1
-        selection = slice(start, stop) if stop - start == len(unique) else unique
-        ordered = len(rows) == len(unique) and bool((np.diff(rows) > 0).all())
-        arrays = {}
-        try:
-            for name, field in FIELDS.items():
-                if field.axes[0] != "user":
-                    arrays[name] = datasets[name][...]
-                elif name not in ("split", "sample_hashes"):
-                    x = datasets[name][selection]
-                    arrays[name] = x if ordered else x[inverse]
-        except (OSError, RuntimeError) as error:
-            raise damaged(str(self.path / shard_name(index)), error) from error
-        return links_of(arrays, datasets["carrier"])
+    def _gather(self, name: str, readers: list[tuple[ShardReader, Array]], runs: list[tuple[Array, Array]]) -> Array:
+        """One dataset's rows from several shards, in the order asked for, padded to one shape."""
+        if FIELDS[name].axes[0] != "user":
+            return readers[0][0].read(name)  # the same in all shards
+        parts = [reader.rows(name, *run) for (reader, _), run in zip(readers, runs, strict=True)]
+        if len(parts) == 1:
+            return parts[0]
+        shape = np.max([part.shape[1:] for part in parts], axis=0) if parts[0].ndim > 1 else ()
+        out = np.zeros((sum(map(len, parts)), *shape), FIELDS[name].dtype)
+        for part, (_, where) in zip(parts, readers, strict=True):
+            index: tuple[Any, ...] = (where, *(slice(length) for length in part.shape[1:]))
+            out[index] = part
+        return out
 
-    def _open(self, index: int) -> dict[str, Any]:
-        """The datasets of a shard, opened in this process."""
-        if self._pid != os.getpid():  # after a fork: the parent's handles are not ours to use
-            self._files = OrderedDict()
+    def _open(self, index: int) -> ShardReader:
+        """A shard, opened in this process."""
+        if self._pid != os.getpid():  # after a fork: open our own
+            self.close()
             self._pid = os.getpid()
-        if index in self._files:
-            self._files.move_to_end(index)
-            return self._files[index]
-        import h5py
-
-        path = self.path / shard_name(index)
-        entry = self.manifest.shards[index]
-        try:
-            if path.stat().st_size != entry.size:
-                raise damaged(str(path), f"{path.stat().st_size} bytes instead of {entry.size}")
-            # HDF5 takes a shared lock if the file system has locks; other readers in this process may open the file too.
-            file = h5py.File(path, "r", locking="best-effort")
-            attributes = check_shard(file, str(path))
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
-            raise damaged(str(path), error) from error
-        self._files[index] = {name: file[name] for name in FIELDS} | {"file": file, "carrier": attributes.carrier}
-        while len(self._files) > _OPEN_FILES:
-            self._files.popitem(last=False)[1]["file"].close()
+        if index not in self._files:
+            self._files[index] = ShardReader(self.path / shard_name(index), self.manifest.shards[index])
+            if len(self._files) > _OPEN_FILES:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(index)
         return self._files[index]
-
-
-def _reordered(links: Links, order: Array) -> Links:
-    return Links(
-        paths=links.paths[order],
-        times=links.times[order],
-        positions=links.positions[order],
-        velocities=links.velocities[order],
-        orientations=links.orientations[order],
-        tx_position=links.tx_position,
-        tx_orientation=links.tx_orientation,
-        sample_ids=links.sample_ids[order],
-    )

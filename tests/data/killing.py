@@ -6,12 +6,16 @@ import multiprocessing as mp
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import h5py  # noqa: F401 - what chanlab imports when it needs it, here once for all forked processes
+import jsonargparse  # noqa: F401
 import torch
+import tqdm  # noqa: F401
 
+import chanlab.data.splits  # noqa: F401
 from chanlab.data import writer
 from chanlab.data.generate import generate
 from chanlab.data.manifest import MANIFEST
@@ -108,7 +112,7 @@ def complete_shards(out: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.glob("shard-*.h5")}
 
 
-def computed(log: Path, out: Path, shard_size: int) -> set[str]:
-    """Names in the source's log that belong to samples of complete shards."""
-    complete = {int(path.stem.removeprefix("shard-")) for path in out.glob("shard-*.h5")}
-    return {path.name for path in log.iterdir() if int(path.name.split("-")[0]) // shard_size in complete}
+def computed(log: Path, shards: Iterable[str], shard_size: int) -> set[str]:
+    """Names in the source's log that belong to samples of these shards."""
+    indices = {int(Path(name).stem.removeprefix("shard-")) for name in shards}
+    return {path.name for path in log.iterdir() if int(path.name.split("-")[0]) // shard_size in indices}

@@ -36,14 +36,12 @@ def undisturbed(tmp_path_factory):
 
 def _resume(text: str, out: Path, tmp_path: Path, content_hash: str) -> None:
     """Finish a killed run; nothing complete is touched, and the result is that of an undisturbed run."""
-    before, samples = complete_shards(out), computed(tmp_path / "log", out, SHARD_SIZE)
-    complete = {int(name[6:11]) for name in before}
+    before = complete_shards(out)
+    samples = computed(tmp_path / "log", before, SHARD_SIZE)
     store = generate(parse_recipe(text), out, progress=False)
     after = complete_shards(out)
     assert before == {name: after[name] for name in before}
-    assert samples == {
-        path.name for path in (tmp_path / "log").iterdir() if int(path.name.split("-")[0]) // SHARD_SIZE in complete
-    }
+    assert samples == computed(tmp_path / "log", before, SHARD_SIZE)
     assert store.content_hash == content_hash
     assert store.verify().ok
     assert sorted(path.name for path in out.iterdir()) == ["manifest.json", *sorted(after)]
