@@ -9,7 +9,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).absolute().parent
 
 
 class BuildWithRecipes(build_py):

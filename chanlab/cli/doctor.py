@@ -83,9 +83,7 @@ def report(checks: list[Check]) -> str:
         sign = "ok  " if check.ok else ("FAIL" if check.required else "--  ")
         lines.append(f"  {sign}  {check.name:<{width}}  {check.detail}".rstrip())
         if check.remedy:
-            lines += [
-                f"        {'':<{width}}{'→' if i == 0 else ' '} {t}" for i, t in enumerate(check.remedy.splitlines())
-            ]
+            lines.append(f"{'':<{width + 10}}→ {check.remedy}")
     broken = [check.name for check in checks if check.required and not check.ok]
     lines += ["", f"needs a remedy: {', '.join(broken)}" if broken else "Everything that chanlab needs works here."]
     return "\n".join(lines)

@@ -101,7 +101,7 @@ def draw_scene(
     axes.autoscale_view()
     axes.set_aspect("equal", adjustable="datalim")
     tidy(axes, title, "x [m]", "y [m]")
-    axes.legend(fontsize=7, loc="upper right", framealpha=0.9, markerscale=1.4)
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, markerscale=0.9, frameon=False)
 
 
 def draw_rays(axes: Axes, transmitter: Array, receiver: Array, vertices: Array, depth: Array, power_db: Array) -> None:

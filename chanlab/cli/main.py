@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         return int(stop.code or 0)
     except KeyboardInterrupt as stop:
-        print(f"\nchanlab: {stop or 'interrupted'}", file=sys.stderr)
+        print(f"\nchanlab: {str(stop) or 'interrupted'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `chanlab info ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from chanlab.channels import PlanarArray, cfr_along, subcarrier_frequencies
-from chanlab.channels.paths import Paths
+from chanlab.channels.power import path_gain, rms_delay_spread
 from chanlab.cli import figures
 from chanlab.data.recipe import Recipe
 from chanlab.data.store import Store
@@ -33,8 +33,8 @@ class Survey:
     Attributes:
         tracks: Positions of the users of each split [m], each `[anchor, 3]`.
         transmitter: [m], `[3]`.
-        delay_spread: RMS delay spread [s], `[user]`; NaN without paths.
-        gain: Sum of the paths' powers, mean over the polarisations, linear, `[user]`.
+        delay_spread: RMS delay spread [s], `[user]`; 0 without paths.
+        gain: Path gain, linear, `[user]`; 0 without paths.
         distance: From the transmitter [m], `[user]`.
         line_of_sight: Whether there is a path without interactions, bool `[user]`.
         sample_ids: `[user]`.
@@ -63,24 +63,11 @@ def survey(store: Store, max_users: int = MAX_USERS) -> Survey:
             tracks.setdefault(split_of[sample], []).append(track)
         middle = links.paths.batch_shape[1] // 2
         paths = links.paths[:, middle]
-        power = _power(paths)
         direct = (paths.mask & (paths.interactions == 0).all(-2)).any(-1)
         distance = (links.positions[:, middle] - links.tx_position).norm(dim=-1)
-        columns.append(tuple(x.numpy() for x in (_delay_spread(paths, power), power.sum(-1), distance, direct)))
+        columns.append(tuple(x.numpy() for x in (rms_delay_spread(paths), path_gain(paths), distance, direct)))
     spread, gain, distance_, sight = (np.concatenate(column) for column in zip(*columns, strict=True))
     return Survey(tracks, links.tx_position.numpy(), spread, gain, distance_, sight, ids)
-
-
-def _power(paths: Paths) -> torch.Tensor:
-    """Power of each path, mean over transmit polarisations, `[user, path]`."""
-    return paths.transfer.abs().square().sum((-3, -2)) / 2
-
-
-def _delay_spread(paths: Paths, power: torch.Tensor) -> torch.Tensor:
-    """RMS delay spread weighted by power [s], `[user]`."""
-    weight = power.double() / power.double().sum(-1, keepdim=True)
-    mean = (weight * paths.delay).sum(-1, keepdim=True)
-    return (weight * (paths.delay - mean).square()).sum(-1).sqrt()
 
 
 def building_triangles(recipe: Recipe) -> Array | None:
@@ -156,6 +143,6 @@ def quicklook(store: Store, sample: int | None = None) -> Figure:
     axes = figure.subplots(2, 2)
     figures.draw_scene(axes[0, 0], building_triangles(store.recipe), seen.transmitter, seen.tracks)
     figures.draw_channel(axes[0, 1], *user_channel(store, chosen), title=f"Channel of user {chosen}")
-    figures.draw_cdf(axes[1, 0], seen.delay_spread * 1e9, "RMS delay spread", "delay spread [ns]")
+    figures.draw_cdf(axes[1, 0], seen.delay_spread[seen.gain > 0] * 1e9, "RMS delay spread", "delay spread [ns]")
     figures.draw_path_gain(axes[1, 1], seen.distance, seen.gain, seen.line_of_sight, store.carrier)
     return figure
