@@ -2,7 +2,7 @@
 
 from chanlab.channels.arrays import PlanarArray, array_response, direction, rotation_matrix
 from chanlab.channels.closed_form import Clarke, FreeSpace, PathList, PathSpec, Ring, TwoRay
-from chanlab.channels.coefficients import port_coefficients
+from chanlab.channels.coefficients import Elements, Geometry, port_coefficients
 from chanlab.channels.geometric import free_space_paths, two_ray_paths
 from chanlab.channels.paths import PATH_TENSORS, SPEED_OF_LIGHT, Paths
 from chanlab.channels.power import k_factor, mean_delay, path_gain, path_powers, rms_delay_spread, rssi, rssi_from_cfr
@@ -23,7 +23,9 @@ __all__ = [
     "SPEED_OF_LIGHT",
     "Clarke",
     "Drops",
+    "Elements",
     "FreeSpace",
+    "Geometry",
     "Links",
     "Motion",
     "PathList",

@@ -7,6 +7,7 @@ waves) or, with `near_field=True`, from spherical wavefronts. An element's delay
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TypedDict, Unpack
 
 import torch
@@ -68,8 +69,9 @@ def port_coefficients(
         Complex `[..., rx_ant, tx_ant, path]`; masked paths are zero.
 
     Raises:
-        UsageError: If shapes don't fit or positions are missing.
+        UsageError: If shapes don't fit, a keyword is unknown or positions are missing.
     """
+    check_keys(geometry, Geometry)
     tx_rotation = _rotation(geometry.get("tx_orientation"), paths, "tx_orientation")
     rx_rotation = _rotation(geometry.get("rx_orientation"), paths, "rx_orientation")
     tx_field = field(tx_array, paths.departure, tx_rotation)[..., None, :, None, :, :]
@@ -108,3 +110,10 @@ def expand(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
         return x.expand(shape)
     except RuntimeError:
         raise UsageError(f"{name} has shape {list(x.shape)}, which doesn't broadcast to {list(shape)}.") from None
+
+
+def check_keys(given: Mapping[str, object], known: type[Elements]) -> None:
+    """Raise `UsageError` for keyword arguments that `known` doesn't have."""
+    unknown = sorted(set(given) - set(known.__annotations__))
+    if unknown:
+        raise UsageError(f"unknown argument {', '.join(unknown)}; known are {', '.join(known.__annotations__)}.")

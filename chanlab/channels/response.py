@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chanlab.channels.arrays import PlanarArray
-from chanlab.channels.coefficients import Elements, Geometry
+from chanlab.channels.coefficients import Elements, Geometry, check_keys
 from chanlab.channels.path_sum import Kernel, sum_along, sum_paths
 from chanlab.channels.paths import Paths
 from chanlab.errors import UsageError
@@ -188,6 +188,7 @@ def _tap_kernel(bandwidth: float, l_min: int, l_max: int, geometry: Geometry) ->
 
 
 def _anchor_geometry(elements: Elements, tx_orientation: Tensor | None, rx_orientations: Tensor | None) -> Geometry:
+    check_keys(elements, Elements)
     if tx_orientation is not None and tx_orientation.ndim > 1:
         tx_orientation = tx_orientation[..., None, :]
     return Geometry(**elements, tx_orientation=tx_orientation, rx_orientation=rx_orientations)

@@ -177,6 +177,8 @@ def test_wrong_shapes_name_the_right_ones():
         cfr_along(paths[0, 0], torch.zeros(()), torch.zeros(1), TX, RX, F)
     with pytest.raises(UsageError, match="times"):
         cfr_along(paths, ANCHORS, torch.zeros(3, 5), TX, RX, F)
+    with pytest.raises(UsageError, match="unknown argument rx_orientation"):
+        cfr_along(paths, ANCHORS, ANCHORS, TX, RX, F, rx_orientation=torch.zeros(3))  # it is rx_orientations here
     with pytest.raises(UsageError, match="rx_orientation"):
         cfr_along(paths, ANCHORS, ANCHORS, TX, RX, F, rx_orientations=torch.zeros(2, 3, 3))
 

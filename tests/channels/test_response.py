@@ -273,3 +273,9 @@ def test_wrong_shapes_name_the_right_ones():
         cir_taps(paths, ISO, ISO, 1e6, 3, 2)
     with pytest.raises(UsageError, match="spacing"):
         subcarrier_frequencies(4, 0.0)
+
+
+def test_a_misspelt_argument_is_not_ignored():
+    paths, f = random_paths(2), subcarrier_frequencies(4, 1e6)
+    with pytest.raises(UsageError, match="rx_orientaton"):
+        cfr(paths, ISO, ISO, f, rx_orientaton=torch.zeros(3))
