@@ -1,0 +1,272 @@
+"""Windows of channel state information over a store: a noisy history, and the noiseless steps that follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from chanlab.channels import PlanarArray
+from chanlab.data import draws
+from chanlab.data.coverage import anchors_around, usable_samples
+from chanlab.data.splits import SPLITS
+from chanlab.data.store import Store
+from chanlab.data.view_file import ViewFile, build_view_file
+from chanlab.data.views import CSIView, PathWindows, window_channels
+from chanlab.errors import UsageError
+
+Index = int | tuple[int, int]
+"""Index of an item; with an epoch before it, (epoch, index), where random numbers change from epoch to epoch."""
+
+
+class CSIBatch(NamedTuple):
+    """A batch of windows; without the axis `batch` a single one.
+
+    Attributes:
+        history: Noisy past, complex64 `[batch, rx_ant, tx_ant, time, subcarrier]`.
+        target: Noiseless channel at the steps asked for, complex64 `[batch, rx_ant, tx_ant, horizon, subcarrier]`.
+        noise_variance: Variance of the complex noise on each entry of the history, `[batch]`.
+        snr_db: Mean power of the window's noiseless history over the noise variance, `[batch]` [dB].
+        sample_id: Sample the window was taken from, int64 `[batch]`.
+        window: Index of the window within its sample, int64 `[batch]`.
+        speed: Speed of the user at the anchor nearest to the window's middle, `[batch]` [m/s].
+    """
+
+    history: Tensor
+    target: Tensor
+    noise_variance: Tensor
+    snr_db: Tensor
+    sample_id: Tensor
+    window: Tensor
+    speed: Tensor
+
+
+class CSIWindows(Dataset[CSIBatch]):
+    """Windows over the trajectories of one split of a store.
+
+    A window starts at a random time of its trajectory. That time, the SNR and the noise depend on (seed, sample id,
+    window index) alone, in training on the epoch as well: not on batch, worker, order or device. Samples too short for
+    a window, or with an anchor that no path reaches, are skipped and counted in `skipped`. A store of single anchors
+    (static users) has no end of time: its windows follow one another from 0, and the Doppler shifts make the fading.
+
+    An item is a `CSIBatch` without batch axis. In a `DataLoader`, give `collate_fn=collate`: batches are fetched whole,
+    in mode `paths` as `PathWindows` that `to_batch` turns into channels on the learner's device: see `CSIDataModule`.
+
+    Args:
+        store: A `Store` or its folder.
+        split: `train`, `val` or `test`.
+        history: As the following ones of `CSIView`; None takes the recipe's `view` section, then `CSIView`'s default.
+        horizons: See `CSIView`.
+        interval: See `CSIView` [s].
+        windows_per_sample: See `CSIView`.
+        tx_array: See `CSIView`.
+        rx_array: See `CSIView`.
+        num_subcarriers: See `CSIView`.
+        subcarrier_spacing: See `CSIView` [Hz].
+        band: See `CSIView`.
+        fdd_offset: See `CSIView`.
+        snr_db: SNR of the history [dB]: a tuple (low, high) is drawn from uniformly; a number is fixed; of a list, each
+            window comes once with every value and the same noise but for its power. Infinity is no noise.
+        seed: Seed of starts, SNR and noise; None takes the recipe's.
+        mode: `paths`: channels are computed when they are read; `materialised`: once, into a file.
+        by_epoch: Draw anew each epoch (in mode `materialised` the SNR and noise only); None: in split `train` only.
+        view_dir: Folder of materialised views; None is the folder `STORE.views` beside the store.
+
+    Raises:
+        UsageError: If an argument doesn't fit, or no sample of the split is long enough for a window.
+        StoreError: If the store can't be read, or the view can't be written.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | Path,
+        split: str = "train",
+        *,
+        history: int | None = None,
+        horizons: int | Sequence[float] | None = None,
+        interval: float | None = None,
+        windows_per_sample: int | None = None,
+        tx_array: PlanarArray | Mapping[str, Any] | None = None,
+        rx_array: PlanarArray | Mapping[str, Any] | None = None,
+        num_subcarriers: int | None = None,
+        subcarrier_spacing: float | None = None,
+        band: Literal["tdd", "fdd"] | None = None,
+        fdd_offset: int | None = None,
+        snr_db: float | tuple[float, float] | Sequence[float] = 15.0,
+        seed: int | None = None,
+        mode: Literal["paths", "materialised"] = "paths",
+        by_epoch: bool | None = None,
+        view_dir: str | Path | None = None,
+    ) -> None:
+        self.store = store if isinstance(store, Store) else Store(store)
+        if split not in SPLITS[1:] or split not in self.store.splits:
+            raise UsageError(f"unknown split {split!r}; splits are {', '.join(SPLITS[1:])}.")
+        if mode not in ("paths", "materialised"):
+            raise UsageError(f"mode must be 'paths' or 'materialised', not {mode!r}.")
+        self.split = split
+        self.mode = mode
+        self.view = CSIView.parse(
+            self.store.recipe.view,
+            history=history,
+            horizons=horizons,
+            interval=interval,
+            windows_per_sample=windows_per_sample,
+            tx_array=tx_array,
+            rx_array=rx_array,
+            num_subcarriers=num_subcarriers,
+            subcarrier_spacing=subcarrier_spacing,
+            band=band,
+            fdd_offset=fdd_offset,
+        )
+        self.seed = self.store.recipe.seed if seed is None else seed
+        self.by_epoch = split == "train" if by_epoch is None else by_epoch
+        self._range, self._levels = _snr(snr_db)
+        self.carrier = self.store.carrier
+        ids, slack, self.skipped = usable_samples(self.store, split, self.view)
+        per_sample = self.view.windows_per_sample
+        self.sample_ids = np.repeat(ids, per_sample)
+        self.window_ids = np.tile(np.arange(per_sample), len(ids))
+        self._slack = np.repeat(slack, per_sample)
+        self.tx_orientation = self.store.links(ids[:1]).tx_orientation
+        self._file: ViewFile | None = None
+        if mode == "materialised":
+            folder = Path(view_dir) if view_dir else self.store.path.with_name(self.store.path.name + ".views")
+            self._file = build_view_file(folder, self._key(), len(self.sample_ids), self.view, self._clean)
+
+    def __len__(self) -> int:
+        return len(self.sample_ids) * len(self._levels or (0,))
+
+    def __getitem__(self, index: Index) -> CSIBatch:
+        return CSIBatch(*(x[0] for x in self.batch([index])))
+
+    def __getitems__(self, indices: Sequence[Index]) -> CSIBatch | PathWindows:
+        """Fetch a batch as a worker of a `DataLoader` does: what is read and drawn, without computing channels."""
+        epochs, items = self._unpack(indices)
+        rows, level = np.divmod(items, len(self._levels or (0,)))
+        snr = torch.tensor(
+            [
+                self._levels[b] if self._levels else self._draw_snr(r, e)
+                for r, b, e in zip(rows, level, epochs, strict=True)
+            ]
+        )
+        if self._file is None:
+            return self._paths(rows, epochs, snr)
+        history, target, power, speed = self._file.read(rows)
+        variance = power * 10 ** (-snr / 10)
+        for window, deviation, row, epoch in zip(history, variance.sqrt().tolist(), rows, epochs, strict=True):
+            draws.add_noise(window, deviation, *self._name(row), epoch)
+        return CSIBatch(history, target, variance, snr, *self._labels(rows), speed)
+
+    def batch(self, indices: Sequence[Index]) -> CSIBatch:
+        """The windows with these indices, in their order."""
+        return self.to_batch(self.__getitems__(indices))
+
+    @torch.no_grad()
+    def to_batch(self, fetched: CSIBatch | PathWindows) -> CSIBatch:
+        """Compute the channels of what `__getitems__` fetched, on its device."""
+        if isinstance(fetched, CSIBatch):
+            return fetched
+        history, target = window_channels(fetched, self.view, self.carrier, self.tx_orientation)
+        power = history.abs().square().mean((1, 2, 3, 4))
+        variance = power * 10 ** (-fetched.snr_db / 10)
+        noisy = history + variance.sqrt()[:, None, None, None, None] * fetched.noise
+        return CSIBatch(noisy, target, variance, fetched.snr_db, fetched.sample_id, fetched.window, fetched.speed)
+
+    def starts(self, rows: npt.NDArray[np.int64], epochs: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
+        """Start times of windows on the clock of their trajectory [s].
+
+        Args:
+            rows: Indices into `sample_ids` and `window_ids`.
+            epochs: Epoch of each; None: those of windows that don't change.
+        """
+        if self.store.num_anchors == 1:
+            return np.asarray(self.window_ids[rows] * (self.view.span + self.view.interval), np.float64)
+        epochs = [draws.FIXED] * len(rows) if epochs is None else epochs
+        share = [draws.uniform(*self._name(r), e, draws.START) for r, e in zip(rows, epochs, strict=True)]
+        return np.asarray(self._slack[rows] * np.array(share), np.float64)
+
+    def _unpack(self, indices: Sequence[Index]) -> tuple[list[int], npt.NDArray[np.int64]]:
+        pairs = [i if isinstance(i, tuple) else (0, i) for i in indices]
+        items = np.array([i for _, i in pairs], np.int64)
+        items[items < 0] += len(self)
+        if ((items < 0) | (items >= len(self))).any():
+            raise IndexError(f"index out of range: there are {len(self)} windows.")
+        return [e if self.by_epoch else draws.FIXED for e, _ in pairs], items
+
+    def _name(self, row: np.int64) -> tuple[int, int, int]:
+        """What the random numbers of a window depend on, beside the epoch."""
+        return self.seed, int(self.sample_ids[row]), int(self.window_ids[row])
+
+    def _draw_snr(self, row: np.int64, epoch: int) -> float:
+        low, high = self._range
+        return low + (high - low) * draws.uniform(*self._name(row), epoch, draws.SNR)
+
+    def _labels(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(self.sample_ids[rows]), torch.from_numpy(self.window_ids[rows])
+
+    def _paths(
+        self, rows: npt.NDArray[np.int64], epochs: Sequence[int], snr: Tensor, noisy: bool = True
+    ) -> PathWindows:
+        moving = None if self.mode == "materialised" else epochs
+        start = torch.from_numpy(self.starts(rows, moving))
+        links = self.store.links(self.sample_ids[rows])
+        keep = anchors_around(links.times, start, self.view.span)
+        middle = (links.times - start[:, None] - self.view.span / 2).abs().argmin(1)
+        line = torch.arange(len(rows))[:, None]
+        paths = links.paths[line, keep].trim()
+        shape = (len(rows), *self.view.shape(self.view.history)) if noisy else (len(rows), 0)
+        noise = torch.zeros(shape, dtype=torch.complex64)
+        if noisy:
+            for window, row, epoch in zip(noise, rows, epochs, strict=True):
+                draws.add_noise(window, 1.0, *self._name(row), epoch)
+        return PathWindows(
+            *(paths.transfer, paths.delay, paths.departure, paths.arrival, paths.doppler, paths.mask),
+            anchor_times=links.times[line, keep] - start[:, None],
+            rx_orientations=links.orientations[line, keep],
+            noise=noise,
+            snr_db=snr,
+            sample_id=links.sample_ids,
+            window=torch.from_numpy(self.window_ids[rows]),
+            speed=links.velocities[line[:, 0], middle].norm(dim=-1),
+        )
+
+    def _clean(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
+        """Noiseless history and target and the speed of windows, for the materialised view."""
+        windows = self._paths(rows, [draws.FIXED] * len(rows), torch.zeros(len(rows)), noisy=False)
+        with torch.no_grad():
+            return *window_channels(windows, self.view, self.carrier, self.tx_orientation), windows.speed
+
+    def _key(self) -> dict[str, Any]:
+        """Everything the content of a materialised view depends on."""
+        return {
+            "store": self.store.content_hash,
+            "split": self.split,
+            "seed": self.seed,
+            "skipped": self.skipped,
+            "view": self.view.to_dict(),
+        }
+
+
+def collate(fetched: CSIBatch | PathWindows) -> CSIBatch | PathWindows:
+    """The `collate_fn` of a `DataLoader` over `CSIWindows`: batches arrive whole."""
+    return fetched
+
+
+def _snr(snr_db: float | tuple[float, float] | Sequence[float]) -> tuple[tuple[float, float], tuple[float, ...]]:
+    """A range (of a number: that number alone), and fixed levels if a list was given."""
+    values = (snr_db,) if isinstance(snr_db, int | float) else tuple(snr_db)
+    ranged = isinstance(snr_db, tuple)
+    if not values or any(not isinstance(v, int | float) or math.isnan(v) or v == -math.inf for v in values):
+        raise UsageError(f"snr_db must be numbers in dB, not {snr_db!r}.")
+    if ranged and (len(values) != 2 or not values[0] <= values[1] < math.inf):
+        raise UsageError(
+            f"an SNR range is (low, high) in dB, finite and ascending, not {snr_db!r}; a list has fixed values."
+        )
+    return ((values[0], values[1]), ()) if ranged else ((0.0, 0.0), values)
