@@ -1,1 +1,51 @@
 """CSI prediction: predictors behind one protocol, and the LightningModule that trains them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chanlab.csi.ar import AR
+    from chanlab.csi.baselines import NoPrediction
+    from chanlab.csi.gru import GRU
+    from chanlab.csi.llm import LLM
+    from chanlab.csi.module import CSIPredictionModule, load_predictor
+    from chanlab.csi.pad import PAD
+    from chanlab.csi.predictor import Predictor, is_trainable
+    from chanlab.csi.transformer import Transformer
+    from chanlab.csi.writer import PredictionWriter
+
+_HOMES = {
+    "AR": "ar",
+    "CSIPredictionModule": "module",
+    "GRU": "gru",
+    "LLM": "llm",
+    "NoPrediction": "baselines",
+    "PAD": "pad",
+    "PredictionWriter": "writer",
+    "Predictor": "predictor",
+    "Transformer": "transformer",
+    "is_trainable": "predictor",
+    "load_predictor": "module",
+}
+
+__all__ = [
+    "AR",
+    "GRU",
+    "LLM",
+    "PAD",
+    "CSIPredictionModule",
+    "NoPrediction",
+    "PredictionWriter",
+    "Predictor",
+    "Transformer",
+    "is_trainable",
+    "load_predictor",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

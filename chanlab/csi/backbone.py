@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from chanlab.errors import ChanlabError, MissingDependencyError, UsageError
@@ -140,13 +141,16 @@ class Backbone(nn.Module):
         model: The model of `transformers`, without token embedding and language-model head.
         width: Size of its hidden states.
         name: Hub id, folder or fetched name that it was loaded from.
+        sha256: Checksum of the weights as they were loaded, so that checkpoints need not hold those that stay frozen;
+            empty if they are random.
     """
 
-    def __init__(self, model: nn.Module, width: int, name: str) -> None:
+    def __init__(self, model: nn.Module, width: int, name: str, sha256: str = "") -> None:
         super().__init__()
         self.model = model
         self.width = width
         self.name = name
+        self.sha256 = sha256
 
     def forward(self, inputs_embeds: Tensor) -> Tensor:
         """Hidden states `[batch, token, width]` of embeddings `[batch, token, width]`; token t sees tokens ≤ t."""
@@ -203,7 +207,15 @@ def load_backbone(name_or_path: str | os.PathLike[str], layers: int, pretrained:
             model = transformers.AutoModel.from_config(config, dtype="float32")
     width = model.get_input_embeddings().weight.shape[1]
     model.set_input_embeddings(nn.Identity())  # the table of tokens is most of a small model, and CSI has no tokens
-    return Backbone(model.eval(), int(width), name)
+    return Backbone(model.eval(), int(width), name, _weights_sha256(model) if pretrained else "")
+
+
+def _weights_sha256(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _transformers() -> Any:

@@ -11,9 +11,9 @@ from chanlab.errors import UsageError
 class GRU(nn.Module):
     """A gated recurrent network that reads the history of one antenna pair and writes all future steps at once.
 
-    The same network serves every antenna pair; the input is scaled to unit power per sample, and the output is added to
-    the last snapshot, so that training starts from "no prediction". Bound to a number of subcarriers, not of antennas or
-    snapshots.
+    The same network serves every antenna pair; the input is scaled to unit power per sample, and the output is added
+    to the last snapshot, so that training starts from "no prediction". Bound to a number of subcarriers, not of
+    antennas or snapshots.
 
     Args:
         num_subcarriers: Subcarriers of the channel.

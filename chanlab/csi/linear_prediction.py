@@ -1,7 +1,8 @@
 """Linear prediction of time series: the mathematics under AR and PAD, batched and in double precision.
 
-A sum of K complex exponentials obeys x[t] = Σ a[k] x[t-k], k = 1 … p, exactly for every order p >= K (Prony); noise is
-met by ridge, by truncation to the signal subspace (Tufts and Kumaresan, Proc. IEEE 1982) or by removing its known power.
+A sum of K complex exponentials obeys x[t] = Σ a[k] x[t-k], k = 1 … p, exactly for every order p >= K (Prony); noise
+is met by ridge, by truncation to the signal subspace (Tufts and Kumaresan, Proc. IEEE 1982) or by removing its known
+power.
 """
 
 from __future__ import annotations

@@ -118,4 +118,5 @@ class PAD(nn.Module):
             x = torch.fft.fft(torch.fft.ifft2(x, dim=(3, 4), norm="ortho"), dim=-1, norm="ortho")
         else:
             x = torch.fft.ifft(torch.fft.fft2(x, dim=(3, 4), norm="ortho"), dim=-1, norm="ortho")
-        return x.reshape(channels.shape)
+        transformed: Tensor = x.reshape(channels.shape)
+        return transformed

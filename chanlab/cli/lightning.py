@@ -1,0 +1,141 @@
+"""`chanlab fit`, `validate`, `test` and `predict`: Lightning's command line, for any model and data by class path."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from chanlab.data.recipe import find_recipe
+from chanlab.errors import UsageError
+
+
+class ChanlabCLI(LightningCLI):
+    """LightningCLI in subclass mode, with loggers, checkpoints and errors as chanlab promises them."""
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        defaults: dict[str, Any] = {"weights_only": True}  # a checkpoint is never read as a pickle
+        if subcommand == "predict":
+            defaults["return_predictions"] = False  # PredictionWriter keeps them; memory need not
+        parser.set_defaults(defaults)
+        return parser
+
+    def _parse_ckpt_path(self) -> None:
+        """Finds the file behind `best` and `last` before the model is built from its hyperparameters."""
+        config = self.config[self.config.subcommand]
+        config.ckpt_path = _checkpoint(config, self.config.subcommand)
+        super()._parse_ckpt_path()
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Adds a CSV log, and TensorBoard's if it is installed, unless the configuration names loggers."""
+        trainer = self._get(self.config_init, "trainer")
+        if trainer.logger is None or trainer.logger is True:
+            kwargs["logger"] = _loggers(trainer.default_root_dir or ".") if self.subcommand == "fit" else False
+        return super().instantiate_trainer(**kwargs)
+
+    def after_instantiate_classes(self) -> None:
+        """Refuses to evaluate a network that has learnt nothing.
+
+        Raises:
+            UsageError: A model with parameters is to be evaluated without a checkpoint.
+        """
+        if self.subcommand == "fit" or self.config[self.subcommand].get("ckpt_path"):
+            return
+        if any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise UsageError(
+                f"`chanlab {self.subcommand}` of an untrained {type(self.model).__name__}: add --ckpt_path best "
+                "(what `chanlab fit` kept), --ckpt_path last, or a checkpoint's path"
+            )
+
+
+def main(argv: list[str]) -> None:
+    """Runs one of fit, validate, test and predict.
+
+    Args:
+        argv: The subcommand and its arguments, e.g. `["fit", "--config", "gru"]`. A configuration is a YAML file or
+            the short name of a model recipe.
+
+    Raises:
+        UsageError: No such recipe or checkpoint; nothing to train; a network without its checkpoint.
+        SystemExit: jsonargparse has explained a mistake in the arguments (code 2), or help was asked for.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # class paths may name a user's own modules, as with `python -m`
+    before, sys.argv = sys.argv, ["chanlab", *_resolve_configs(argv)]
+    try:
+        ChanlabCLI(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            seed_everything_default=1,
+            auto_configure_optimizers=False,
+            save_config_kwargs={"overwrite": True},
+        )
+    finally:
+        sys.argv = before
+
+
+def _resolve_configs(argv: list[str]) -> list[str]:
+    """Replaces short names after --config by the recipe's path."""
+    resolved = []
+    for i, argument in enumerate(argv):
+        option, equals, value = argument.partition("=")
+        if option in ("--config", "-c") and equals:
+            argument = f"{option}={find_recipe('models', value)}"
+        elif i and argv[i - 1] in ("--config", "-c"):
+            argument = str(find_recipe("models", argument))
+        resolved.append(argument)
+    return resolved
+
+
+def _checkpoint(config: Any, subcommand: str) -> str | None:
+    """The checkpoint that is meant: `best` and `last` are those that the configured ModelCheckpoint wrote.
+
+    A `last` that isn't there yet starts `fit` from the beginning, so that one command line serves first run and resume.
+    """
+    wanted = config.get("ckpt_path")
+    if wanted is None:
+        return None
+    if wanted not in ("best", "last"):
+        if not Path(wanted).is_file():
+            raise UsageError(f"There is no checkpoint {wanted}")
+        return str(wanted)
+    folder = _checkpoint_folder(config.trainer.callbacks)
+    if folder is None:
+        raise UsageError(
+            f"--ckpt_path {wanted} needs a ModelCheckpoint with a dirpath among trainer.callbacks, so that a later "
+            "command finds the file; give the checkpoint's path instead"
+        )
+    found = folder / f"{wanted}.ckpt"
+    if found.is_file():
+        return str(found)
+    if subcommand == "fit" and wanted == "last":
+        print(f"{found} is not there yet: training starts from the beginning", file=sys.stderr)
+        return None
+    raise UsageError(f"There is no checkpoint {found}: train first, with `chanlab fit` and the same configuration")
+
+
+def _checkpoint_folder(callbacks: Any) -> Path | None:
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        name = callback.get("class_path", "") if callback else ""
+        dirpath = callback.get("init_args", {}).get("dirpath") if callback else None
+        if name.rpartition(".")[2] == ModelCheckpoint.__name__ and dirpath:
+            return Path(dirpath)
+    return None
+
+
+def _loggers(root: str) -> list[Logger]:
+    csv = CSVLogger(root, name="logs")
+    loggers: list[Logger] = [csv]
+    if find_spec("tensorboard") is not None:
+        loggers.append(TensorBoardLogger(root, name="logs", version=f"version_{csv.version}"))
+    return loggers

@@ -1,0 +1,254 @@
+"""The LightningModule that trains and evaluates predictors of CSI."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from chanlab.csi.backbone import Backbone
+from chanlab.csi.predictor import is_trainable
+from chanlab.errors import ChanlabError, UsageError
+from chanlab.metrics import NMSE, SGCS, NMSEByStep, nmse_terms, to_db
+
+if TYPE_CHECKING:
+    from chanlab.data.windows import CSIBatch
+
+
+class CSIPredictionModule(LightningModule):
+    """Trains a predictor on windows of CSI and evaluates any predictor, classical ones included.
+
+    The loss is the NMSE per sample, averaged: each window counts alike, whatever its path loss. AdamW, linear warm-up,
+    then a cosine to zero over the steps of the whole run. Frozen parameters of a pre-trained backbone aren't stored in
+    checkpoints; they are loaded again from where they came from, and checked.
+
+    Logged for `val` and `test`: `nmse_db` (per sample), `nmse_pooled_db`, `nmse_median_db` and `sgcs`; for `test` also
+    `nmse_step1_db`, … by step of the horizon (per sample). Windows without any path are left out.
+
+    Args:
+        predictor: Any module with the `forward` of `chanlab.csi.Predictor`.
+        lr: Highest learning rate.
+        weight_decay: Of AdamW, on matrices only (not on biases and norms).
+        warmup: Fraction of the steps over which the learning rate rises.
+        phase_augmentation: Turns each training window by a random common phase: a channel's common phase carries
+            nothing, and a network should learn so. Predictors that are linear in the history don't notice.
+    """
+
+    def __init__(
+        self,
+        predictor: nn.Module,
+        lr: float = 1e-3,
+        weight_decay: float = 1e-2,
+        warmup: float = 0.05,
+        phase_augmentation: bool = True,
+    ) -> None:
+        super().__init__()
+        # From the command line the hyperparameters are plain configuration, the predictor's included; from Python the
+        # predictor is an object, which a checkpoint can't hold.
+        self.save_hyperparameters(ignore=["predictor"] if _given_hyperparameters.get() is None else [])
+        if not hasattr(predictor, "horizons"):
+            raise UsageError(
+                f"{type(predictor).__name__} is no predictor: it lacks `horizons`, the number of steps it predicts "
+                "(see chanlab.csi.Predictor)"
+            )
+        self.predictor = predictor
+        self.horizons = int(predictor.horizons)  # type: ignore[arg-type]
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.warmup = warmup
+        self.phase_augmentation = phase_augmentation
+        self.metrics = nn.ModuleDict({f"{split}_metrics": _metrics(split) for split in ("val", "test")})
+        self.test_steps = NMSEByStep(self.horizons, reduction="per_sample")
+
+    def forward(self, history: Tensor, noise_variance: Tensor | None = None) -> Tensor:
+        """The predictor's own forward; see `chanlab.csi.Predictor`."""
+        prediction: Tensor = self.predictor(history, noise_variance)
+        return prediction
+
+    def setup(self, stage: str) -> None:
+        """Checks that there is something to train.
+
+        Raises:
+            UsageError: Asked to fit a predictor without trainable parameters.
+        """
+        if stage == "fit" and not is_trainable(self.predictor):
+            name = type(self.predictor).__name__
+            raise UsageError(f"{name} has nothing to train: evaluate it with `chanlab test --config ...`")
+
+    def training_step(self, batch: CSIBatch, batch_idx: int) -> Tensor:
+        """NMSE of one batch."""
+        history, target = batch.history, batch.target
+        if self.phase_augmentation:
+            phase = _phase(batch.sample_id, batch.window, self.current_epoch).view(-1, 1, 1, 1, 1)
+            history, target = history * phase, target * phase
+        loss = nmse_loss(self(history, batch.noise_variance), target)
+        self.log("train/nmse", loss, prog_bar=True, batch_size=len(target))
+        return loss
+
+    def validation_step(self, batch: CSIBatch, batch_idx: int) -> None:
+        """Updates the metrics of the validation split."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: CSIBatch, batch_idx: int) -> None:
+        """Updates the metrics of the test split."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: CSIBatch, batch_idx: int) -> dict[str, Tensor]:
+        """Predictions beside their targets and what describes each window; `PredictionWriter` keeps them."""
+        described = {
+            key: value for key, value in _fields(batch).items() if key != "history" and isinstance(value, Tensor)
+        }
+        return {"prediction": self(batch.history, batch.noise_variance), **described}
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the metrics of the validation split."""
+        self._log("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the metrics of the test split, by step too."""
+        self._log("test")
+        if self.test_steps.update_called:
+            by_step = to_db(self.test_steps.compute())
+            self.log_dict({f"test/nmse_step{step + 1}_db": value.float() for step, value in enumerate(by_step)})
+        self.test_steps.reset()
+
+    def configure_optimizers(self) -> Any:
+        """AdamW over the trainable parameters, with warm-up and cosine."""
+        trained = [p for p in self.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in trained if p.ndim > 1], "weight_decay": self.weight_decay},
+            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=self.lr)
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _warmup_cosine(steps, self.warmup))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leaves out the frozen weights of pre-trained backbones, and notes which they are."""
+        frozen, origins = _reloadable(self)
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k not in frozen}
+        checkpoint["backbones"] = origins
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Puts the frozen weights back.
+
+        Raises:
+            ChanlabError: The backbone here is not the one that the checkpoint was trained with.
+        """
+        frozen, origins = _reloadable(self)
+        for key, origin in checkpoint.get("backbones", {}).items():
+            if origins.get(key, origin) != origin:
+                raise ChanlabError(
+                    f"The checkpoint was trained on backbone {origin['name']!r} with weights {origin['sha256'][:12]}…; "
+                    f"here are {origins[key]['name']!r} with {origins[key]['sha256'][:12]}…: fetch the same one again"
+                )
+        checkpoint["state_dict"] = {**frozen, **checkpoint["state_dict"]}
+
+    def _evaluate(self, batch: CSIBatch, split: str) -> None:
+        prediction, target = self(batch.history, batch.noise_variance), batch.target
+        alive = target.abs().square().sum(dim=(1, 2, 3, 4)) > 0
+        if not bool(alive.all()):
+            prediction, target = prediction[alive], target[alive]
+        if len(target):
+            self.metrics[f"{split}_metrics"].update(prediction, target)  # type: ignore[operator]
+            if split == "test":
+                self.test_steps.update(prediction, target)
+
+    def _log(self, split: str) -> None:
+        metrics = self.metrics[f"{split}_metrics"]
+        assert isinstance(metrics, MetricCollection)
+        if any(metric.update_called for metric in metrics.values()):
+            values = {name: value.float() for name, value in metrics.compute().items()}
+            self.log_dict(values)
+            if split == "val":
+                self.log("val/nmse_db_bar", values["val/nmse_db"], prog_bar=True, logger=False)
+        metrics.reset()
+
+
+def nmse_loss(prediction: Tensor, target: Tensor) -> Tensor:
+    """Mean over the batch of each sample's Σ|e|² / Σ|h|²; samples without power count 0.
+
+    Args:
+        prediction: Complex `[batch, rx_ant, tx_ant, horizon, subcarrier]`.
+        target: Same shape.
+    """
+    if prediction.shape != target.shape:
+        raise UsageError(
+            f"The predictor gave {list(prediction.shape)} for targets {list(target.shape)}: "
+            "its horizons must be those of the data"
+        )
+    error, power = nmse_terms(prediction, target, validate=False)
+    return torch.where(power > 0, error / torch.where(power > 0, power, 1.0), 0.0).mean()
+
+
+def load_predictor(checkpoint: str | os.PathLike[str], map_location: str = "cpu") -> nn.Module:
+    """The predictor of a checkpoint that `chanlab fit` wrote, in evaluation mode.
+
+    Args:
+        checkpoint: Path; read as plain weights, never as a pickle.
+        map_location: Device.
+
+    Raises:
+        UsageError: There is no such file.
+        ChanlabError: Its backbone isn't here.
+    """
+    if not os.path.isfile(checkpoint):
+        raise UsageError(f"There is no checkpoint {os.fspath(checkpoint)}: train one with `chanlab fit`")
+    module = CSIPredictionModule.load_from_checkpoint(
+        os.fspath(checkpoint), map_location=map_location, weights_only=True
+    )
+    return module.predictor.eval()
+
+
+def _metrics(split: str) -> MetricCollection:
+    return MetricCollection(
+        {
+            f"{split}/nmse_db": NMSE("per_sample", db=True),
+            f"{split}/nmse_pooled_db": NMSE("pooled", db=True),
+            f"{split}/nmse_median_db": NMSE("median", db=True),
+            f"{split}/sgcs": SGCS(),
+        },
+        compute_groups=False,
+    )
+
+
+def _fields(batch: Any) -> dict[str, Any]:
+    """The fields of a batch, named tuple or dataclass, without copying."""
+    return dict(batch._asdict()) if hasattr(batch, "_asdict") else dict(vars(batch))
+
+
+def _phase(sample_id: Tensor, window: Tensor, epoch: int) -> Tensor:
+    """A unit complex number that depends on (sample, window, epoch) alone, well spread over the circle."""
+    turns = sample_id.double() * 0.6180339887498949 + window.double() * 0.7548776662466927 + epoch * 0.5698402909980532
+    angle = 2 * math.pi * turns.frac()
+    return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
+
+
+def _warmup_cosine(steps: float, warmup: float) -> Any:
+    def factor(step: int) -> float:
+        if math.isinf(steps) or steps <= 0:  # open-ended run: no end to anneal to
+            return 1.0
+        rising = max(1.0, warmup * steps)
+        if step < rising:
+            return (step + 1) / rising
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - rising) / max(1.0, steps - rising))))
+
+    return factor
+
+
+def _reloadable(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
+    """Frozen weights that can be loaded again by name, and where each backbone's come from."""
+    frozen: dict[str, Tensor] = {}
+    origins: dict[str, dict[str, str]] = {}
+    for prefix, child in module.named_modules():
+        if isinstance(child, Backbone) and child.sha256:
+            origins[prefix] = {"name": child.name, "sha256": child.sha256}
+            frozen |= {f"{prefix}.{k}": p.detach() for k, p in child.named_parameters() if not p.requires_grad}
+    return frozen, origins

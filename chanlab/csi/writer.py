@@ -1,0 +1,94 @@
+"""Predictions beside their targets, in HDF5."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
+from torch import Tensor
+
+import chanlab
+from chanlab.errors import ChanlabError
+
+FORMAT = "chanlab predictions"
+SCHEMA_VERSION = 1
+
+
+class PredictionWriter(BasePredictionWriter):
+    """Writes what `predict_step` returns, batch by batch, so that nothing piles up in memory.
+
+    The file holds `prediction` and `target`, complex64 `[sample, rx_ant, tx_ant, horizon, subcarrier]`, and one value
+    per sample of `sample_id`, `window`, `snr_db`, `noise_variance` and `speed`. It appears under its name when it is
+    complete.
+
+    Args:
+        path: The file. With several devices each writes its own, with its rank before the suffix.
+    """
+
+    def __init__(self, path: str = "out/predictions.h5") -> None:
+        super().__init__("batch")
+        self.path = Path(path)
+        self._file: Any = None
+        self._final = self.path
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the file under a temporary name."""
+        if trainer.world_size > 1:
+            self._final = self.path.with_suffix(f".{trainer.global_rank}{self.path.suffix}")
+        try:
+            self._final.parent.mkdir(parents=True, exist_ok=True)
+            self._file = h5py.File(self._partial, "w")
+        except OSError as error:
+            raise ChanlabError(f"Predictions can't be written to {self._final}: {error}") from error
+        self._file.attrs.update(
+            {
+                "format": FORMAT,
+                "schema_version": SCHEMA_VERSION,
+                "chanlab_version": chanlab.__version__,
+                "predictor": type(getattr(pl_module, "predictor", pl_module)).__name__,
+                "checkpoint": str(trainer.ckpt_path or ""),
+                "axes": "sample, rx_ant, tx_ant, horizon, subcarrier",
+            }
+        )
+
+    def write_on_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        prediction: dict[str, Tensor],
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        """Appends one batch."""
+        for name, tensor in prediction.items():
+            values = tensor.detach().cpu().numpy()
+            if name not in self._file:
+                shape = values.shape[1:]
+                self._file.create_dataset(name, (0, *shape), values.dtype, maxshape=(None, *shape), chunks=True)
+            data = self._file[name]
+            data.resize(len(data) + len(values), axis=0)
+            data[len(data) - len(values) :] = values
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Closes the file and gives it its name."""
+        self._file.close()
+        self._file = None
+        os.replace(self._partial, self._final)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leaves no partial file behind."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._partial.unlink(missing_ok=True)
+
+    @property
+    def _partial(self) -> Path:
+        return self._final.with_name(f".{self._final.name}.partial")
