@@ -1,10 +1,11 @@
 """Where channels come from, and the views of them: paths, arrays, CFR, CIR, spectrum, received power."""
 
 from chanlab.channels.arrays import PlanarArray, array_response, direction, rotation_matrix
-from chanlab.channels.closed_form import Clarke, FreeSpace, PathList, PathSpec, Ring, TwoRay
+from chanlab.channels.closed_form import FreeSpace, Ring, TwoRay
 from chanlab.channels.coefficients import Elements, Geometry, port_coefficients
 from chanlab.channels.geometric import free_space_paths, two_ray_paths
 from chanlab.channels.paths import PATH_TENSORS, SPEED_OF_LIGHT, Paths
+from chanlab.channels.plane_waves import Clarke, PathList, PathSpec
 from chanlab.channels.power import k_factor, mean_delay, path_gain, path_powers, rms_delay_spread, rssi, rssi_from_cfr
 from chanlab.channels.response import (
     cfr,
