@@ -1,0 +1,178 @@
+"""What CSI is worth: spectral efficiency and coded block errors of precoders fed by each system's CSI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from chanlab.channels.source import sample_generator
+from chanlab.errors import UsageError
+from chanlab.link.codedlink import BlerResult, CodedLink, Transmission
+from chanlab.link.ensemble import CSIEnsemble, CSIPredictor, Windows, collect, group_users
+from chanlab.link.precoding import PrecoderName, effective_gain, precode
+from chanlab.metrics import bootstrap_interval, multiuser_sinr
+from chanlab.records import Record, record
+
+_STREAM = 16  # random stream of the link's bits and noise (see sample_generator); step s uses 16 + s
+_SETS_AT_ONCE = 16
+
+
+def evaluate_csi(
+    systems: Mapping[str, CSIPredictor],
+    batches: Iterable[Windows],
+    snr_db: Sequence[float],
+    *,
+    base_station: Literal["tx", "rx"] = "tx",
+    **options: Any,
+) -> list[Record]:
+    """Evaluate predictors on batches of windows: `collect`, then `evaluate_ensemble` with the other options."""
+    return evaluate_ensemble(collect(systems, batches, base_station), snr_db, **options)
+
+
+def evaluate_ensemble(
+    ensemble: CSIEnsemble,
+    snr_db: Sequence[float],
+    *,
+    users: int = 4,
+    precoder: PrecoderName = "rzf",
+    granularity: int = 1,
+    normalise: Literal["user", "none"] = "user",
+    link: CodedLink | None = None,
+    coded_steps: Sequence[int] | None = None,
+    coded_sets: int | None = None,
+    target_block_errors: int | None = None,
+    seed: int = 0,
+    data: str = "",
+    split: str = "",
+    condition: Mapping[str, str | int | float | bool] | None = None,
+    progress: bool = False,
+) -> list[Record]:
+    """Serve sets of users with precoders computed from each system's CSI, and measure on the true channel.
+
+    The transmit power is 1 for a set and resource element; the SNR is 1/N0: with `normalise="user"` that is each user's
+    mean SNR per port, before array gain. Users, bits and noise are the same for every system and SNR. The channel is
+    constant in a slot, at the value of its step.
+
+    Args:
+        ensemble: True channels and what each system believes.
+        snr_db: SNRs of the downlink [dB].
+        users: Users served at once, from different trajectories.
+        precoder: `mrt`, `rzf` (α = K N0) or `zf`.
+        granularity: Adjacent subcarriers that share a precoder.
+        normalise: `user`: unit mean power per entry of each window, large-scale fading removed. `none`: as they are.
+        link: The coded link; None measures spectral efficiency alone.
+        coded_steps: Steps (1, 2, ...) that the coded link is run on; all by default.
+        coded_sets: Sets of users that the coded link is run on at most; all by default.
+        target_block_errors: Stop a point of the coded link after so many block errors, at a multiple of 16 sets.
+        seed: Of users, bits and noise.
+        data: Recipe, for the records.
+        split: Split, for the records.
+        condition: More of what the figures depend on, for the records, such as the SNR of the CSI.
+        progress: Show a progress bar.
+
+    Returns:
+        Records per system, step (`horizon`) and SNR (`link_snr_db`): `spectral_efficiency` (mean of log2(1 + SINR) over
+        users and subcarriers), and with a link `bler` and `goodput` ((1 - BLER) rate), both per user. `deviation` is
+        the bootstrap's over trajectories, `low` and `high` its 95 % interval.
+
+    Raises:
+        UsageError: If an option can't be.
+    """
+    if normalise not in ("user", "none"):
+        raise UsageError(f"normalise must be 'user' or 'none', not {normalise!r}.")
+    if link is not None and link.num_users != users:
+        raise UsageError(f"the coded link is made for {link.num_users} users, asked are {users}.")
+    if normalise == "user":
+        ensemble = ensemble.normalise()
+    num_steps = ensemble.channel.shape[2]
+    steps = range(1, num_steps + 1)
+    coded = set(steps if coded_steps is None else coded_steps) if link is not None else set()
+    if not coded <= set(steps):
+        raise UsageError(f"coded_steps {sorted(coded)} must lie within 1..{num_steps}.")
+    sets = group_users(ensemble.sample_id, users, seed)
+    groups = ensemble.sample_id[sets].flatten()
+    fixed = {
+        "users": users,
+        "precoder": precoder,
+        **({"granularity": granularity} if granularity > 1 else {}),
+        **(condition or {}),
+    }
+    records: list[Record] = []
+
+    def add(system: str, metric: str, values: Tensor, unit: str, where: dict[str, Any]) -> None:
+        made = values.flatten()
+        keys = groups[: values.shape[0] * users].repeat_interleave(made.numel() // (values.shape[0] * users))
+        interval = (
+            bootstrap_interval(made, groups=keys, resamples=300, seed=seed) if keys.unique().numel() > 1 else None
+        )
+        records.append(
+            record(
+                system=system,
+                metric=metric,
+                value=float(made.double().mean()),
+                data=data,
+                split=split,
+                condition=fixed | where,
+                deviation=None if interval is None else interval.deviation,
+                n=made.numel(),
+                seeds=[seed],
+                unit=unit,
+                **({} if interval is None else {"low": interval.low, "high": interval.high}),
+            )
+        )
+
+    total = len(ensemble.csi) * len(snr_db) * num_steps
+    with tqdm(total=total, desc="link", unit="point", disable=not progress) as bar:
+        for step in steps:
+            true = ensemble.channel[sets][:, :, :, step - 1 : step]
+            sent = (
+                _transmissions(link, len(sets), coded_sets, seed, step) if link is not None and step in coded else None
+            )
+            for system, csi in ensemble.csi.items():
+                known = csi[sets][:, :, :, step - 1 : step]
+                for snr in snr_db:
+                    where = {"link_snr_db": float(snr), "horizon": step}
+                    n0 = 10 ** (-snr / 10)
+                    weights = precode(precoder, known, n0, granularity)
+                    se = torch.log2(1 + multiuser_sinr(true, weights, n0)).mean((-2, -1))
+                    add(system, "spectral_efficiency", se, "bit/s/Hz", where)
+                    if link is not None and sent is not None:
+                        result = _run(link, effective_gain(true, weights), sent, n0, target_block_errors)
+                        errors = result.errors.cpu().double()
+                        where = where | _describe(link)
+                        add(system, "bler", errors, "", where)
+                        add(system, "goodput", (1 - errors) * result.rate, "bit/s/Hz", where)
+                    bar.update()
+    return records
+
+
+def _transmissions(link: CodedLink, sets: int, at_most: int | None, seed: int, step: int) -> Transmission:
+    count = sets if at_most is None else min(sets, at_most)
+    return link.transmit([sample_generator(seed, i, _STREAM + step) for i in range(count)])
+
+
+def _run(
+    link: CodedLink, gain: Tensor, sent: Transmission, noise_variance: float, target_block_errors: int | None
+) -> BlerResult:
+    """Run in chunks of sets, up to a number of block errors."""
+    errors: list[Tensor] = []
+    for start in range(0, sent.grid.shape[0], _SETS_AT_ONCE):
+        part = slice(start, start + _SETS_AT_ONCE)
+        chunk = sent[part]
+        errors.append(link.run(gain[start : start + chunk.grid.shape[0]], chunk, noise_variance).errors)
+        if target_block_errors is not None and sum(int(e.sum()) for e in errors) >= target_block_errors:
+            break
+    return BlerResult(torch.cat(errors), link.k, link.rate)
+
+
+def _describe(link: CodedLink) -> dict[str, Any]:
+    return {
+        "bits_per_symbol": link.bits_per_symbol,
+        "code_rate": round(link.k / link.n, 4),
+        "receiver": link.receiver,
+        "block_bits": link.k,
+    }
