@@ -163,9 +163,10 @@ class SceneSource:
             paths.append(self._trace(motion, seed)[index])
             places += wanted
         order = torch.argsort(torch.tensor(places))
+        found = Paths.cat(paths)[order]
         merged = {name: torch.cat([m[name] for m in motions])[order] for name in motions[0]}
         return Links(
-            paths=Paths.cat(paths)[order].trim(),
+            paths=found.trim() if found.num_paths else found,
             times=merged["times"],
             positions=merged["positions"].float(),
             velocities=merged["velocities"].float(),
@@ -183,7 +184,7 @@ class SceneSource:
         positions = motion.positions.reshape(-1, 3).numpy()[rows]
         velocities = motion.velocities.reshape(-1, 3).numpy()[rows]
         solves = [
-            self._tracer().trace(positions[i : i + size], velocities[i : i + size], self.physics, seed % 2**32).trim()
+            self._tracer().trace(positions[i : i + size], velocities[i : i + size], self.physics, seed % 2**32)
             for i in range(0, len(rows), size)
         ]
         flat = Paths.cat(solves)[:total]
