@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,11 +37,19 @@ class ChanlabCLI(LightningCLI):
         super()._parse_ckpt_path()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Adds a CSV log, and TensorBoard's if it is installed, unless the configuration names loggers."""
-        trainer = self._get(self.config_init, "trainer")
-        if trainer.logger is None or trainer.logger is True:
-            kwargs["logger"] = _loggers(trainer.default_root_dir or ".") if self.subcommand == "fit" else False
-        return super().instantiate_trainer(**kwargs)
+        """Keeps checkpoints and logs in `default_root_dir`, unless the configuration says otherwise.
+
+        Logs are CSV, and TensorBoard's too if it is installed.
+        """
+        config = self._get(self.config_init, "trainer")
+        root = config.default_root_dir or "."
+        if config.logger is None or config.logger is True:
+            kwargs["logger"] = _loggers(root) if self.subcommand == "fit" else False
+        trainer = super().instantiate_trainer(**kwargs)
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = os.path.abspath(root)
+        return trainer
 
     def after_instantiate_classes(self) -> None:
         """Refuses to evaluate a network that has learnt nothing.
@@ -69,6 +79,9 @@ def main(argv: list[str]) -> None:
     """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # class paths may name a user's own modules, as with `python -m`
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "💡" not in r.getMessage())
+    for expected in (".*exists and is not empty", ".*is smaller than the logging interval", ".*LeafSpec"):
+        warnings.filterwarnings("ignore", expected)
     before, sys.argv = sys.argv, ["chanlab", *_resolve_configs(argv)]
     try:
         ChanlabCLI(
@@ -109,13 +122,7 @@ def _checkpoint(config: Any, subcommand: str) -> str | None:
         if not Path(wanted).is_file():
             raise UsageError(f"There is no checkpoint {wanted}")
         return str(wanted)
-    folder = _checkpoint_folder(config.trainer.callbacks)
-    if folder is None:
-        raise UsageError(
-            f"--ckpt_path {wanted} needs a ModelCheckpoint with a dirpath among trainer.callbacks, so that a later "
-            "command finds the file; give the checkpoint's path instead"
-        )
-    found = folder / f"{wanted}.ckpt"
+    found = _checkpoint_folder(config.trainer) / f"{wanted}.ckpt"
     if found.is_file():
         return str(found)
     if subcommand == "fit" and wanted == "last":
@@ -124,13 +131,14 @@ def _checkpoint(config: Any, subcommand: str) -> str | None:
     raise UsageError(f"There is no checkpoint {found}: train first, with `chanlab fit` and the same configuration")
 
 
-def _checkpoint_folder(callbacks: Any) -> Path | None:
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        name = callback.get("class_path", "") if callback else ""
-        dirpath = callback.get("init_args", {}).get("dirpath") if callback else None
-        if name.rpartition(".")[2] == ModelCheckpoint.__name__ and dirpath:
+def _checkpoint_folder(trainer: Any) -> Path:
+    """Where ModelCheckpoint writes: its `dirpath`, else the trainer's root."""
+    callbacks = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+    for callback in filter(None, callbacks):
+        dirpath = callback.get("init_args", {}).get("dirpath")
+        if callback.get("class_path", "").endswith(f".{ModelCheckpoint.__name__}") and dirpath:
             return Path(dirpath)
-    return None
+    return Path(trainer.default_root_dir or ".")
 
 
 def _loggers(root: str) -> list[Logger]:

@@ -21,7 +21,7 @@ class AR(nn.Module):
         horizons: Number of steps predicted.
         order: p, below the history's length; three quarters of it when not given. A high order costs nothing here, as
             the equations outnumber the coefficients: choose it on validation data
-            (`chanlab validate --config ar --model.predictor.init_args.order P`).
+            (`chanlab validate --config ar --model.predictor.order P`).
         ridge: Added to the diagonal of the normal equations, relative to its mean.
         forward_backward: Fits the time-reversed conjugate too.
         compensate: Removes the noise's known power from the normal equations; needs `noise_variance`.

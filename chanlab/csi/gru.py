@@ -24,7 +24,7 @@ class GRU(nn.Module):
     """
 
     def __init__(
-        self, num_subcarriers: int, horizons: int = 4, hidden: int = 256, layers: int = 2, dropout: float = 0.0
+        self, num_subcarriers: int, horizons: int = 4, hidden: int = 128, layers: int = 2, dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.num_subcarriers = num_subcarriers

@@ -29,7 +29,7 @@ class CSIPredictionModule(LightningModule):
     checkpoints; they are loaded again from where they came from, and checked.
 
     Logged for `val` and `test`: `nmse_db` (per sample), `nmse_pooled_db`, `nmse_median_db` and `sgcs`; for `test` also
-    `nmse_step1_db`, … by step of the horizon (per sample). Windows without any path are left out.
+    `nmse_step1_db`, … by step of the horizon (per sample).
 
     Args:
         predictor: Any module with the `forward` of `chanlab.csi.Predictor`.
@@ -153,22 +153,16 @@ class CSIPredictionModule(LightningModule):
 
     def _evaluate(self, batch: CSIBatch, split: str) -> None:
         prediction, target = self(batch.history, batch.noise_variance), batch.target
-        alive = target.abs().square().sum(dim=(1, 2, 3, 4)) > 0
-        if not bool(alive.all()):
-            prediction, target = prediction[alive], target[alive]
-        if len(target):
-            self.metrics[f"{split}_metrics"].update(prediction, target)  # type: ignore[operator]
-            if split == "test":
-                self.test_steps.update(prediction, target)
+        self.metrics[f"{split}_metrics"].update(prediction, target)  # type: ignore[operator]
+        if split == "test":
+            self.test_steps.update(prediction, target)
 
     def _log(self, split: str) -> None:
         metrics = self.metrics[f"{split}_metrics"]
         assert isinstance(metrics, MetricCollection)
         if any(metric.update_called for metric in metrics.values()):
-            values = {name: value.float() for name, value in metrics.compute().items()}
-            self.log_dict(values)
-            if split == "val":
-                self.log("val/nmse_db_bar", values["val/nmse_db"], prog_bar=True, logger=False)
+            for name, value in metrics.compute().items():
+                self.log(name, value.float(), prog_bar=name == "val/nmse_db")
         metrics.reset()
 
 

@@ -31,9 +31,9 @@ class Transformer(nn.Module):
         num_subcarriers: int,
         history: int = 16,
         horizons: int = 4,
-        width: int = 192,
-        layers: int = 4,
-        heads: int = 6,
+        width: int = 64,
+        layers: int = 3,
+        heads: int = 4,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

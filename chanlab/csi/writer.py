@@ -27,19 +27,21 @@ class PredictionWriter(BasePredictionWriter):
     complete.
 
     Args:
-        path: The file. With several devices each writes its own, with its rank before the suffix.
+        path: The file; `predictions.h5` in the trainer's `default_root_dir` when not given. With several devices each
+            writes its own, with its rank before the suffix.
     """
 
-    def __init__(self, path: str = "out/predictions.h5") -> None:
+    def __init__(self, path: str | None = None) -> None:
         super().__init__("batch")
-        self.path = Path(path)
+        self.path = path
         self._file: Any = None
-        self._final = self.path
+        self._final = Path()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the file under a temporary name."""
+        self._final = Path(self.path or os.path.join(trainer.default_root_dir, "predictions.h5"))
         if trainer.world_size > 1:
-            self._final = self.path.with_suffix(f".{trainer.global_rank}{self.path.suffix}")
+            self._final = self._final.with_suffix(f".{trainer.global_rank}{self._final.suffix}")
         try:
             self._final.parent.mkdir(parents=True, exist_ok=True)
             self._file = h5py.File(self._partial, "w")
