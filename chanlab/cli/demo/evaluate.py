@@ -1,85 +1,58 @@
-"""How far each predictor is from the truth, by horizon, with intervals that respect trajectories."""
+"""How far each system's CSI is from the truth, by horizon, with intervals that respect trajectories."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from chanlab.link import PERFECT, CSIEnsemble
 from chanlab.metrics import bootstrap_interval, nmse_terms, to_db
 from chanlab.metrics.functional import sgcs_values
 from chanlab.records import Record, record
 
-_OVER = (1, 2, 4)  # antennas and subcarriers: what is left is batch and time
 
-
-@torch.no_grad()
-def prediction_terms(predictors: Mapping[str, Any], batches: Iterable[Any]) -> dict[str, dict[str, Tensor]]:
-    """Errors of several predictors on the same windows.
-
-    Args:
-        predictors: By name; each takes a history and its noise variance.
-        batches: `CSIBatch`es.
-
-    Returns:
-        For each predictor `error` and `power` `[window, horizon]`, `sgcs` `[window, horizon]` and `sample_id`
-        `[window]`.
-    """
-    collected: dict[str, dict[str, list[Tensor]]] = {name: {} for name in predictors}
-    for batch in batches:
-        for name, predictor in predictors.items():
-            prediction = predictor(batch.history, batch.noise_variance)
-            error, power = nmse_terms(prediction, batch.target, dim=_OVER)
-            terms = {
-                "error": error,
-                "power": power,
-                "sgcs": sgcs_values(prediction, batch.target).mean(-1),
-                "sample_id": batch.sample_id,
-            }
-            for key, value in terms.items():
-                collected[name].setdefault(key, []).append(value.cpu())
-    return {name: {key: torch.cat(parts) for key, parts in terms.items()} for name, terms in collected.items()}
-
-
-def prediction_records(
-    terms: Mapping[str, Mapping[str, Tensor]],
-    *,
-    data: str,
-    split: str,
-    snr_db: float,
-    interval: float,
-    seeds: Sequence[int],
+def nmse_records(
+    ensemble: CSIEnsemble, *, data: str, split: str, snr_db: float, ahead: Sequence[float], seeds: Sequence[int]
 ) -> list[Record]:
-    """Pooled NMSE by horizon and over all of them, in dB, with 95 % intervals over trajectories.
+    """Pooled NMSE [dB] and SGCS by horizon and over all of them, with 95 % intervals over trajectories.
 
     Args:
-        terms: From `prediction_terms`.
+        ensemble: True channels and what each system believes.
         data: Name of the data set.
         split: Its split.
         snr_db: SNR of the histories [dB].
-        interval: Time between snapshots [s].
-        seeds: Seeds of data and training.
+        ahead: Time of each step after the last snapshot [s].
+        seeds: Seeds of training.
+
+    Returns:
+        Records of every system but perfect CSI; `horizon` is a step from 1 on, or `all`.
     """
-    made = []
-    for system, term in terms.items():
-        groups = term["sample_id"]
-        steps = term["error"].shape[1]
-        columns: list[tuple[int | str, slice]] = [(h + 1, slice(h, h + 1)) for h in range(steps)]
-        for horizon, pick in [*columns, ("all", slice(None))]:
-            error, power = term["error"][:, pick].sum(1), term["power"][:, pick].sum(1)
-            found = bootstrap_interval(error, power, groups=groups)
+    made: list[Record] = []
+    for system, csi in ensemble.csi.items():
+        if system == PERFECT:
+            continue
+        error, power = nmse_terms(csi, ensemble.channel, dim=(1, 3))
+        similarity = sgcs_values(csi, ensemble.channel, dim=(1,)).mean(-1)
+        steps: list[tuple[int | str, slice]] = [(h + 1, slice(h, h + 1)) for h in range(error.shape[1])]
+        for horizon, pick in [*steps, ("all", slice(None))]:
             condition: dict[str, Any] = {"snr_db": snr_db, "horizon": horizon}
             if isinstance(horizon, int):
-                condition["ahead_ms"] = round(horizon * interval * 1e3, 6)
+                condition["ahead_ms"] = round(ahead[horizon - 1] * 1e3, 6)
             about = partial(
-                record, system=system, data=data, split=split, condition=condition, seeds=seeds, n=int(groups.numel())
+                record,
+                system=system,
+                data=data,
+                split=split,
+                condition=condition,
+                seeds=seeds,
+                n=len(ensemble.sample_id),
             )
+            found = bootstrap_interval(error[:, pick].sum(1), power[:, pick].sum(1), groups=ensemble.sample_id)
             low, high = _db(found.low), _db(found.high)
-            made.append(about(metric="nmse_pooled", value=_db(found.value), unit="dB", interval=[low, high]))
-            made.append(about(metric="sgcs", value=float(term["sgcs"][:, pick].mean())))
+            made.append(about(metric="nmse_pooled", value=_db(found.value), unit="dB", low=low, high=high))
+            alike = bootstrap_interval(similarity[:, pick].mean(1), groups=ensemble.sample_id)
+            made.append(about(metric="sgcs", value=alike.value, low=alike.low, high=alike.high))
     return made
 
 

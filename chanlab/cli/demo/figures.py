@@ -13,7 +13,7 @@ from chanlab.data.store import Store
 from chanlab.records import Record, lookup, select
 
 STYLES = {
-    "perfect": ("perfect CSI", "#24292F", "--", ""),
+    "perfect CSI": ("perfect CSI", "#24292F", "--", ""),
     "no prediction": ("no prediction", "#7A7A7A", "-", "s"),
     "ar": ("AR", "#E69F00", "-", "v"),
     "pad": ("PAD", "#56B4E9", "-", "^"),
@@ -68,23 +68,23 @@ def nmse_figure(records: Sequence[Record], snr_db: float) -> Figure:
         ahead = [lookup(r, "ahead_ms") for r in mine]
         name, color, line, marker = STYLES.get(system, (system, None, "-", "."))
         axes.plot(ahead, [r["value"] for r in mine], line, marker=marker, color=color, label=name, linewidth=1.8, ms=5)
-        if all("interval" in r for r in mine):
-            low, high = zip(*(r["interval"] for r in mine), strict=True)
-            axes.fill_between(ahead, low, high, color=color, alpha=0.13, linewidth=0)
+        low, high = _ends(mine, "low"), _ends(mine, "high")
+        axes.fill_between(ahead, low, high, color=color, alpha=0.13, linewidth=0)
     axes.set_xticks(sorted({lookup(r, "ahead_ms") for r in items}))
     figures.tidy(axes, "", "time ahead of the last snapshot [ms]", "NMSE, pooled [dB]")
     axes.legend(fontsize=8, frameon=False)
     return figure
 
 
-def link_figure(records: Sequence[Record]) -> Figure:
-    """Spectral efficiency and coded BLER over SNR, by what feeds the precoder."""
+def link_figure(records: Sequence[Record], step: int) -> Figure:
+    """Spectral efficiency and coded BLER over SNR at one step of the horizon, by what feeds the precoder."""
     figure = figures.new_figure(9.6, 4.2)
     rate, errors = figure.subplots(1, 2)
-    _curves(rate, select(records, metric="spectral_efficiency"), "spectral efficiency [bit/s/Hz]")
-    _curves(errors, [r for r in select(records, metric="bler") if r["value"] > 0], "block error rate, 5G LDPC")
+    _curves(
+        rate, select(records, metric="spectral_efficiency", horizon=step), "spectral efficiency [bit/s/Hz per user]"
+    )
+    _curves(errors, select(records, metric="bler", horizon=step), "block error rate, 5G LDPC")
     errors.set_yscale("log")
-    errors.set_ylim(top=1.3)
     return figure
 
 
@@ -93,7 +93,11 @@ def _curves(axes: Axes, items: Sequence[Record], ylabel: str) -> None:
         mine = sorted(select(items, system=system), key=lambda r: lookup(r, "link_snr_db"))
         name, color, line, marker = STYLES.get(system, (system, None, "-", "."))
         snr = [lookup(r, "link_snr_db") for r in mine]
-        axes.plot(snr, [r["value"] for r in mine], line, marker=marker, color=color, label=name, linewidth=1.8, ms=4.5)
+        value = [r["value"] if r["value"] > 0 else np.nan for r in mine]  # no errors seen: below what can be drawn
+        axes.plot(snr, value, line, marker=marker, color=color, label=name, linewidth=1.8, ms=4.5)
+        low, high = _ends(mine, "low"), _ends(mine, "high")
+        if min(low) > 0:
+            axes.fill_between(snr, low, high, color=color, alpha=0.1, linewidth=0)
     figures.tidy(axes, "", "SNR of the link [dB]", ylabel)
     if items:
         axes.legend(fontsize=8, frameon=False)
@@ -103,3 +107,8 @@ def _systems(items: Sequence[Record]) -> list[str]:
     """Systems among the records, in the order of `STYLES`, unknown ones last."""
     found = {r["system"] for r in items}
     return [s for s in STYLES if s in found] + sorted(found - set(STYLES))
+
+
+def _ends(items: Sequence[Record], end: str) -> list[float]:
+    """One end of each record's interval; its value where it has none."""
+    return [float(r[end] if end in r else r["value"]) for r in items]

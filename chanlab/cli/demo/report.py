@@ -38,6 +38,7 @@ class Facts:
         made: How it was made: command, seeds, versions, hardware, times, ...
         snr_db: SNR of the histories [dB].
         link_snr_db: SNR of the link in the table [dB].
+        link_step: Step of the horizon that the link is shown at.
         notes: Remarks below the table.
     """
 
@@ -46,6 +47,7 @@ class Facts:
     made: Mapping[str, str]
     snr_db: float
     link_snr_db: float | None = None
+    link_step: int = 1
     notes: Sequence[str] = field(default_factory=tuple)
 
 
@@ -58,7 +60,7 @@ def rows(records: Sequence[Record], facts: Facts) -> tuple[list[str], list[tuple
     steps = sorted({h for r in select(records, metric="nmse_pooled") if isinstance(h := lookup(r, "horizon"), int)})
     ahead = {lookup(r, "horizon"): lookup(r, "ahead_ms") for r in select(records, metric="nmse_pooled")}
     header = ["system", *(f"+{ahead[h]:g} ms" for h in steps), "all"]
-    at_link = {"link_snr_db": facts.link_snr_db}
+    at_link = {"link_snr_db": facts.link_snr_db, "horizon": facts.link_step}
     if facts.link_snr_db is not None:
         header += ["SE", "BLER"]
     names = [s for s in STYLES if select(records, system=s)]
@@ -81,7 +83,8 @@ def text_table(records: Sequence[Record], facts: Facts) -> str:
     header, lines = rows(records, facts)
     units = f"NMSE [dB] on held-out trajectories at {facts.snr_db:g} dB"
     if facts.link_snr_db is not None:
-        units += f"; link at {facts.link_snr_db:g} dB: SE [bit/s/Hz], coded BLER"
+        ahead = header[facts.link_step]
+        units += f"; link at {facts.link_snr_db:g} dB, {ahead}: SE [bit/s/Hz per user], coded BLER"
     return units + "\n" + table(header, [[label(name), *cells] for name, cells in lines])
 
 
@@ -130,7 +133,7 @@ def _html_table(records: Sequence[Record], facts: Facts) -> str:
     groups = f'<th></th><th colspan="{len(header) - 1 - links}">NMSE [dB], histories at {facts.snr_db:g} dB</th>'
     units = {"SE": "SE [bit/s/Hz]", "BLER": "coded BLER"}
     if links:
-        groups += f'<th colspan="2">link at {facts.link_snr_db:g} dB</th>'
+        groups += f'<th colspan="2">link at {facts.link_snr_db:g} dB, {header[facts.link_step]}</th>'
     best = next((s for s in TRAINED if any(name == s for name, _ in lines)), None)
     out = [f'<div class="wide"><table><thead><tr class="groups">{groups}</tr><tr>']
     out += [f"<th>{html.escape(units.get(cell, cell))}</th>" for cell in header]

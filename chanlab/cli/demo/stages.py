@@ -1,0 +1,199 @@
+"""The stages of the demo: channels, training, judgement. Each is skipped if it is done already, with the same input."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from chanlab import __version__
+from chanlab.cli.common import time_text
+from chanlab.cli.demo import models
+from chanlab.cli.demo.journal import Journal, fingerprint
+from chanlab.records import Record
+
+if TYPE_CHECKING:
+    from chanlab.data.recipe import Recipe
+    from chanlab.data.store import Store
+
+CLASSICAL = ("ar", "pad")
+"""Recipes of models/ that need no training; `no prediction` and `perfect CSI` need no recipe."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the demo does.
+
+    Attributes:
+        out: Folder of everything it writes.
+        recipe: Channels.
+        model: Recipe of models/ that is trained.
+        seed: Seed of training.
+        workers: Processes that trace.
+        epochs: Epochs of training, instead of the model recipe's.
+        snr_db: SNR of the histories that are judged [dB].
+        link_snr_db: SNRs of the link [dB].
+        table_snr_db: That of them which the table shows.
+        link_step: Step of the horizon that the link is run on.
+        users: Users served at once.
+        coded_sets: Sets of users that the coded link is run on, at most.
+    """
+
+    out: Path
+    recipe: Recipe
+    model: str = "llm"
+    seed: int = 1
+    workers: int = 2
+    epochs: int | None = None
+    snr_db: float = 15.0
+    link_snr_db: tuple[float, ...] = (-5.0, 0.0, 5.0, 10.0, 15.0, 20.0)
+    table_snr_db: float = 10.0
+    link_step: int = 2
+    users: int = 4
+    coded_sets: int = 200
+
+    @property
+    def store(self) -> Path:
+        """Folder of the store."""
+        return self.out / "store"
+
+    @property
+    def training(self) -> Path:
+        """Folder of checkpoints and logs."""
+        return self.out / "training"
+
+
+def say(number: int, what: str) -> None:
+    """Announce a stage."""
+    print(f"\n[{number}/4] {what}", file=sys.stderr, flush=True)
+
+
+def make_channels(settings: Settings, journal: Journal) -> Store:
+    """Trace and store the channels."""
+    from chanlab.data.generate import generate
+
+    say(1, f"channels of {settings.recipe.name}: {settings.recipe.samples} users")
+    key = fingerprint(settings.recipe.name, settings.recipe.seed, settings.recipe.samples, settings.recipe.source)
+    if journal.done("channels", key):
+        store = generate(settings.recipe, settings.store, progress=False)  # checks that it is there, or makes it
+        print(f"already in {settings.store}", file=sys.stderr)
+        return store
+    with journal.stage("channels", key):
+        return generate(settings.recipe, settings.store, workers=settings.workers)
+
+
+def train(settings: Settings, journal: Journal, store: Store) -> Path:
+    """Train through Lightning's command line, as `chanlab fit` does; returns the best checkpoint."""
+    say(2, f"training of {settings.model} on {len(store.splits['train'])} trajectories")
+    config = models.training_config(
+        models.read(settings.model), settings.store, settings.training, settings.seed, settings.epochs
+    )
+    key = fingerprint(config, store.content_hash, __version__)
+    best = settings.training / "best.ckpt"
+    if journal.done("training", key) and best.is_file():
+        print(f"already in {best}", file=sys.stderr)
+        return best
+    if not journal.begun("training", key):
+        shutil.rmtree(settings.training, ignore_errors=True)  # of another configuration: nothing to go on from
+    settings.training.mkdir(parents=True, exist_ok=True)
+    path = settings.training / "model.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    with journal.stage("training", key) as facts, _quiet():
+        from chanlab.cli.lightning import main as learn
+
+        command = ["fit", "--config", str(path), "--ckpt_path", "last"]
+        facts["command"] = f"chanlab {' '.join(command)}"
+        learn(command)
+    return best
+
+
+def judge(settings: Settings, journal: Journal, store: Store, checkpoint: Path) -> list[Record]:
+    """Compare predictors on held-out trajectories, and on a link."""
+    say(3, f"judgement on {len(store.splits['test'])} held-out trajectories")
+    key = fingerprint(
+        store.content_hash,
+        _digest(checkpoint),
+        [models.read(name) for name in CLASSICAL],
+        [getattr(settings, name) for name in ("snr_db", "link_snr_db", "link_step", "users", "coded_sets", "seed")],
+        __version__,
+    )
+    if journal.done("judgement", key):
+        print("already done", file=sys.stderr)
+        return list(journal.facts("judgement")["records"])
+    with journal.stage("judgement", key) as facts, _quiet():
+        facts["records"] = _judge(settings, store, checkpoint)
+        return list(facts["records"])
+
+
+def _judge(settings: Settings, store: Store, checkpoint: Path) -> list[Record]:
+    from lightning.pytorch import LightningDataModule
+
+    from chanlab.cli.demo.evaluate import nmse_records
+    from chanlab.csi.module import load_predictor
+    from chanlab.link import CodedLink, collect, evaluate_ensemble
+
+    config = yaml.safe_load((settings.training / "model.yaml").read_text(encoding="utf-8"))
+    node = config["data"]
+    node["init_args"] |= {"eval_snr_db": settings.snr_db, "num_workers": 0}
+    data = models.instantiate(node, LightningDataModule)
+    windows = data.windows("test")
+    view = windows.view
+    systems = {name: models.predictor(name, view.horizon) for name in CLASSICAL}
+    systems[settings.model] = load_predictor(checkpoint)
+    ensemble = collect(systems, _batches(data))
+    ahead = [h * view.interval for h in view.horizons]
+    about: dict[str, Any] = {"data": store.recipe.name, "split": "test"}
+    records = nmse_records(ensemble, **about, snr_db=settings.snr_db, ahead=ahead, seeds=[settings.seed])
+    step = min(settings.link_step, view.horizon)
+    link = CodedLink(view.num_subcarriers, num_users=settings.users, subcarrier_spacing=view.subcarrier_spacing)
+    records += evaluate_ensemble(
+        ensemble,
+        settings.link_snr_db,
+        users=settings.users,
+        link=link,
+        coded_steps=[step],
+        coded_sets=settings.coded_sets,
+        condition={"snr_db": settings.snr_db},
+        progress=True,
+        **about,
+    )
+    return records
+
+
+def _batches(data: Any) -> Iterator[Any]:
+    """Test windows, their channels computed, with a progress bar."""
+    from tqdm import tqdm
+
+    for batch in tqdm(data.test_dataloader(), desc="predict", unit="batch"):
+        yield data.on_after_batch_transfer(batch, 0)
+
+
+def _digest(path: Path) -> str:
+    import hashlib
+
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _quiet(warnings.catch_warnings):
+    """Keeps what libraries tell their developers away from the progress bars."""
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()
+        warnings.simplefilter("ignore")
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        return entered
+
+
+def timing(journal: Journal) -> str:
+    """How long each stage took."""
+    names = ("channels", "training", "judgement")
+    return ", ".join(f"{name} {time_text(journal.seconds(name))}" for name in names)
