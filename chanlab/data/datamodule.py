@@ -131,11 +131,16 @@ class CSIDataModule(LightningDataModule):
     def train_dataloader(self) -> WindowLoader:
         """Shuffled windows of `train`; after an interruption it goes on where the trainer stopped."""
         windows = self.windows("train")
-        epoch, batches = self._place()
+        trainer = self.trainer
         sampler = WindowSampler(
-            windows, True, windows.seed, *self._processes(), epoch=epoch, skip=batches * self.batch_size
+            windows,
+            True,
+            windows.seed,
+            *self._processes(),
+            clock=None if trainer is None else lambda: trainer.current_epoch,
+            seen=self._seen(),
         )
-        return WindowLoader(windows, self.batch_size, sampler=sampler, **self._loading())
+        return WindowLoader(windows, batch_size=self.batch_size, sampler=sampler, **self._loading())
 
     def val_dataloader(self) -> DataLoader[CSIBatch | PathWindows]:
         """Windows of `val` in the order of sample ids."""
@@ -158,7 +163,7 @@ class CSIDataModule(LightningDataModule):
     def _evaluate(self, split: str) -> DataLoader[CSIBatch | PathWindows]:
         windows = self.windows(split)
         sampler = WindowSampler(windows, False, windows.seed, *self._processes(), even=False)
-        return DataLoader(windows, self.eval_batch_size, sampler=sampler, **self._loading())
+        return DataLoader(windows, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
 
     def _loading(self) -> dict[str, Any]:
         return {
@@ -176,10 +181,9 @@ class CSIDataModule(LightningDataModule):
         """Rank and number of processes."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
-    def _place(self) -> tuple[int, int]:
-        """Epoch, and batches of it that the trainer has been through (after loading a checkpoint)."""
-        if self.trainer is None:
+    def _seen(self) -> tuple[int, int]:
+        """Epoch in which a checkpoint was written, and the windows of it that this process had seen."""
+        if self.trainer is None or not self.trainer.fit_loop.restarting:
             return 0, 0
-        loop = self.trainer.fit_loop
-        seen = int(loop.epoch_loop.batch_progress.state_dict()["current"]["processed"])
-        return self.trainer.current_epoch, seen if loop.restarting else 0
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.state_dict()["current"]
+        return self.trainer.current_epoch, int(progress["processed"]) * self.batch_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from chanlab.data.windows import CSIBatch, CSIWindows
 class WindowSampler(DistributedSampler[CSIBatch]):
     """Yields (epoch, index), so that workers know the epoch without being told.
 
-    Lightning sets the epoch, and leaves a `DistributedSampler` as it is.
+    Lightning leaves a `DistributedSampler` as it is. Its count of epochs is asked through `clock`: what it passes to
+    `set_epoch` is one too high after a run was resumed from the end of an epoch.
 
     Args:
         windows: The data.
@@ -26,8 +27,8 @@ class WindowSampler(DistributedSampler[CSIBatch]):
         world_size: Number of processes.
         even: Repeat a few windows so that all processes get as many (training needs it, in evaluation it would count
             them twice).
-        epoch: Epoch to begin with.
-        skip: Windows of that epoch, of this process, which were seen before an interruption.
+        clock: Tells the epoch when an iteration begins; None: what `set_epoch` said.
+        seen: An epoch that was interrupted, and how many windows of it this process had seen by then.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class WindowSampler(DistributedSampler[CSIBatch]):
         rank: int = 0,
         world_size: int = 1,
         even: bool = True,
-        epoch: int = 0,
-        skip: int = 0,
+        clock: Callable[[], int] | None = None,
+        seen: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(windows, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed)
         self.count = len(windows)
         self.even = even
-        self.epoch = epoch
-        self._skip = (epoch, skip)
+        self.clock = clock
+        self.seen = seen
 
     def __len__(self) -> int:
         if self.even:
@@ -53,16 +54,16 @@ class WindowSampler(DistributedSampler[CSIBatch]):
         return len(range(self.rank, self.count, self.num_replicas))
 
     def __iter__(self) -> Iterator[Any]:
+        epoch = self.epoch if self.clock is None else self.clock()
         order = np.arange(self.count)
         if self.shuffle:
-            state = np.random.SeedSequence([self.seed, self.epoch, 0], spawn_key=(self.count,)).generate_state(2)
+            state = np.random.SeedSequence([self.seed, epoch, 0], spawn_key=(self.count,)).generate_state(2)
             generator = torch.Generator().manual_seed(int(state[0]) << 31 ^ int(state[1]))
             order = torch.randperm(self.count, generator=generator).numpy()
         if self.even:
             order = np.resize(order, len(self) * self.num_replicas)
-        epoch, skip = self._skip
-        first = skip if self.epoch == epoch else 0
-        return iter([(self.epoch, int(i)) for i in order[self.rank :: self.num_replicas][first:]])
+        mine = order[self.rank :: self.num_replicas]
+        return iter([(epoch, int(i)) for i in mine[self.seen[1] if epoch == self.seen[0] else 0 :]])
 
 
 class WindowLoader(DataLoader[CSIBatch | PathWindows]):
