@@ -119,7 +119,8 @@ def _plot(records: Sequence[Record], options: dict[str, str], card: Path, write:
             )
             if points:
                 label, color, line, marker = STYLES.get(str(row), (str(row), None, "-", "."))
-                axes.errorbar(*zip(*points, strict=True), label=label, color=color, ls=line, marker=marker, capsize=2)
+                x, y, spread = zip(*points, strict=True)
+                axes.errorbar(x, y, spread, label=label, color=color, ls=line, marker=marker, capsize=2)
         unit = records[0]["unit"]
         tidy(axes, "", options["columns"], f"{records[0]['metric']} [{unit}]" if unit else str(records[0]["metric"]))
         if options.get("log") == "true":

@@ -145,7 +145,9 @@ def draw_channel(axes: Axes, response: Array, times: Array, frequencies: Array, 
     power = np.abs(response) ** 2
     level = 10 * np.log10(np.maximum(power / max(power.mean(), 1e-300), 1e-4))
     mhz, ms = frequencies / 1e6, times * 1e3
-    image = axes.pcolormesh(ms, mhz, level.T, cmap="viridis", vmin=max(-25.0, level.min()), shading="nearest")
+    high = float(level.max())
+    low = min(max(-25.0, float(level.min())), high - 6)  # what hardly fades shall look so
+    image = axes.pcolormesh(ms, mhz, level.T, cmap="viridis", vmin=low, vmax=high, shading="nearest")
     bar = axes.figure.colorbar(image, ax=axes, pad=0.02)
     bar.set_label("|H|² over its mean [dB]", fontsize=8)
     bar.ax.tick_params(labelsize=7)

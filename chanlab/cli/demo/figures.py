@@ -85,6 +85,8 @@ def link_figure(records: Sequence[Record], step: int) -> Figure:
     )
     _curves(errors, select(records, metric="bler", horizon=step), "block error rate, 5G LDPC")
     errors.set_yscale("log")
+    errors.yaxis.set_major_formatter("{x:g}")
+    errors.yaxis.set_minor_formatter("")
     return figure
 
 
@@ -95,9 +97,6 @@ def _curves(axes: Axes, items: Sequence[Record], ylabel: str) -> None:
         snr = [lookup(r, "link_snr_db") for r in mine]
         value = [r["value"] if r["value"] > 0 else np.nan for r in mine]  # no errors seen: below what can be drawn
         axes.plot(snr, value, line, marker=marker, color=color, label=name, linewidth=1.8, ms=4.5)
-        low, high = _ends(mine, "low"), _ends(mine, "high")
-        if min(low) > 0:
-            axes.fill_between(snr, low, high, color=color, alpha=0.1, linewidth=0)
     figures.tidy(axes, "", "SNR of the link [dB]", ylabel)
     if items:
         axes.legend(fontsize=8, frameon=False)

@@ -59,7 +59,7 @@ def rows(records: Sequence[Record], facts: Facts) -> tuple[list[str], list[tuple
     """
     steps = sorted({h for r in select(records, metric="nmse_pooled") if isinstance(h := lookup(r, "horizon"), int)})
     ahead = {lookup(r, "horizon"): lookup(r, "ahead_ms") for r in select(records, metric="nmse_pooled")}
-    header = ["system", *(f"+{ahead[h]:g} ms" for h in steps), "all"]
+    header = ["system", *(f"+{ahead[h]:g} ms" for h in steps), "all steps"]
     at_link = {"link_snr_db": facts.link_snr_db, "horizon": facts.link_step}
     if facts.link_snr_db is not None:
         header += ["SE", "BLER"]

@@ -20,13 +20,14 @@ from chanlab.records import Record
 def conclude(settings: Settings, journal: Journal, store: Store, records: list[Record]) -> str:
     """Write results.json and report.html; returns what is printed: the table and where things are."""
     rec.save_records(settings.out / "results.json", records, replace=True)
+    traced = store.recipe.source["class_path"].endswith("SceneSource")
+    scene = "a ray-traced scene" if traced else "a scene in closed form"
     facts = report.Facts(
         title="From a street to a link",
         lead=(
-            f"{store.num_samples} users moved through a ray-traced scene ({store.recipe.name}, "
-            f"{store.carrier / 1e9:g} GHz). A predictor learned from some of them how channels go on, and was "
-            "judged on trajectories that it had not seen: by its error, and by what a base station gains that precodes "
-            "with it."
+            f"{store.num_samples} users moved through {scene} ({store.recipe.name}, {store.carrier / 1e9:g} GHz). A "
+            "predictor learned from some of them how channels go on, and was judged on trajectories that it had not "
+            "seen: by its error, and by what a base station gains that precodes with it."
         ),
         made=_made(settings, journal, store),
         snr_db=settings.snr_db,
