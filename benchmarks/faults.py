@@ -3,9 +3,9 @@
     python benchmarks/faults.py --kills 1000
 
 Every run is a forked process that is killed with SIGKILL: half of them at a random instant, half exactly before a
-random step of writing a file (write, sync, rename, sync of the folder; a write is killed half way). After every kill each
-complete shard must be readable, and neither be touched nor computed again by the runs that follow. The run that ends a
-store must give the content hash of a run that nothing disturbed, and pass `verify`.
+random step of writing a file (write, sync, rename, sync of the folder; a write is killed half way). After every kill
+each complete shard must be readable, and neither be touched nor computed again by the runs that follow. The run that
+ends a store must give the content hash of a run that nothing disturbed, and pass `verify`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from random_drops import recipe_text  # noqa: E402
 from chanlab.data.store import Store  # noqa: E402
 from chanlab.records import record, save_records  # noqa: E402
 
-SAMPLES, SHARD_SIZE, DELAY = 36, 6, 0.01
+SAMPLES, SHARD_SIZE, DELAY = 18, 6, 0.01
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections import deque
@@ -98,9 +99,8 @@ def _work(pipe: Connection, function: Callable[[Any], Any], threads: int) -> Non
     """What a worker does: tasks from the pipe, results into it, until the parent closes it or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers itself
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    import torch
-
-    torch.set_num_threads(threads)
+    if "torch" in sys.modules:  # by what the function imports; without it there are no threads to share out
+        sys.modules["torch"].set_num_threads(threads)
     while True:
         try:
             task = pipe.recv()

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.metadata
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +22,13 @@ from chanlab.data.executor import Executor, LocalExecutor
 from chanlab.data.manifest import Manifest, shard_name
 from chanlab.data.recipe import Recipe, build_source, load_recipe, parse_recipe
 from chanlab.data.schema import Array, arrays_of
-from chanlab.data.shard import BATCH, ShardResult, ShardTask, collect, encode, make_shard
+from chanlab.data.shard import ShardResult, ShardTask, collect, encode, make_shard
 from chanlab.data.store import Store
 from chanlab.data.writer import WriteError, commit, explain, make_folder, remove_temporaries, tidy, writer_lock
 from chanlab.errors import ChanlabError
 
 _MOTION_BATCH = 4096
-_MEASURE_SECONDS = 1.0
+_MEASURE_SECONDS = 0.5
 
 
 def generate(
@@ -106,7 +107,7 @@ def _fill(folder: Path, manifest: Manifest, source: Source, executor: Executor, 
                 for index in missing
             ]
             in_process = isinstance(executor, LocalExecutor) and executor.workers == 1
-            function = functools.partial(make_shard, advance=bar.update) if in_process else make_shard
+            function = functools.partial(make_shard, source=source, advance=bar.update) if in_process else make_shard
             for result in _closing(executor.map_unordered(function, tasks)):
                 manifest = _commit(folder, manifest, result)
                 if not in_process:
@@ -166,7 +167,7 @@ def plan(recipe: str | Path | Recipe, workers: int = 1) -> dict[str, Any]:
 
     Args:
         recipe: Short name, path, or the recipe itself.
-        workers: Number of local processes that would run; they are assumed to share the work evenly.
+        workers: Number of local processes that would run; they share the cores that one leaves idle.
 
     Returns:
         `name, samples, shards, shard_size, anchors, paths` (the most of any user measured), `splits` (samples by name),
@@ -178,14 +179,15 @@ def plan(recipe: str | Path | Recipe, workers: int = 1) -> dict[str, Any]:
     recipe = load_recipe(recipe)
     source = build_source(recipe)
     codes = split_codes(source, recipe)
-    step = source.group * max(1, BATCH // source.group)
-    collect(source, range(min(step, recipe.samples)), recipe.seed)  # loads and compiles: not measured
-    start, measured = time.perf_counter(), 0
-    while measured == 0 or (measured < recipe.samples and time.perf_counter() - start < _MEASURE_SECONDS):
-        ids = range(measured, min(measured + step, recipe.samples))
+    collect(source, range(min(source.group, recipe.samples)), recipe.seed)  # loads and compiles: not measured
+    start, busy, ids = time.perf_counter(), time.process_time(), range(0)
+    while not ids or (ids.stop < recipe.samples and time.perf_counter() - start < _MEASURE_SECONDS):
+        size = max(source.group, 2 * len(ids))  # whole groups, twice as many each time
+        ids = range(ids.stop, min(ids.stop + size, recipe.samples))
         links = collect(source, ids, recipe.seed)
-        measured = ids.stop
-    seconds = (time.perf_counter() - start) / measured
+    measured, elapsed = ids.stop, time.perf_counter() - start
+    cores = max(1.0, (time.process_time() - busy) / elapsed)  # that one process keeps busy: ray tracing takes all
+    speedup = max(1.0, min(workers, recipe.num_shards, (os.cpu_count() or 1) / cores))
     start = time.perf_counter()
     task = ShardTask(Path(), recipe.to_yaml(), 0, codes[ids.start : ids.stop], _split_names(), library_versions(source))
     size = len(encode(links, task, ids, recipe.seed))
@@ -201,7 +203,7 @@ def plan(recipe: str | Path | Recipe, workers: int = 1) -> dict[str, Any]:
         "paths": links.paths.num_paths,
         "splits": {name: int(count) for name, count in zip(names, counts, strict=True)},
         "bytes": math.ceil(payload / len(ids) * recipe.samples + (size - payload) * recipe.num_shards),
-        "seconds": (seconds * recipe.samples + encoding * recipe.num_shards) / max(1, min(workers, recipe.num_shards)),
+        "seconds": (elapsed / measured * recipe.samples + encoding * recipe.num_shards) / speedup,
         "measured_samples": measured,
     }
 

@@ -140,7 +140,9 @@ def encode_shard(arrays: Mapping[str, Array], attributes: ShardAttributes) -> by
     import h5py
 
     # v110: attributes over 64 KiB (long recipes), readable by HDF5 1.10 and later.
-    with h5py.File("shard", "w", driver="core", backing_store=False, libver=("v110", "v110")) as file:
+    size = sum(x.nbytes for x in arrays.values())
+    memory: dict[str, Any] = {"driver": "core", "backing_store": False, "block_size": size + 65536}
+    with h5py.File("shard", "w", libver=("v110", "v110"), **memory) as file:
         file.attrs.update(
             format=FORMAT,
             schema_version=SCHEMA_VERSION,

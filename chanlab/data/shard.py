@@ -10,13 +10,12 @@ from pathlib import Path
 
 from chanlab.channels.source import Links, Source
 from chanlab.data.manifest import ShardEntry, shard_name
-from chanlab.data.recipe import Recipe, build_source, parse_recipe
+from chanlab.data.recipe import build_source, parse_recipe
 from chanlab.data.schema import Array, ShardAttributes, arrays_of, cat_links, encode_shard, sample_hashes
 from chanlab.data.writer import write_temporary
 from chanlab.errors import ChanlabError
 
-BATCH = 64
-"""Least number of users asked of a source at once (whole groups of them)."""
+_BATCH = 64  # least number of users asked of a source at once
 
 
 @dataclass(frozen=True)
@@ -51,24 +50,27 @@ class ShardResult:
 
 
 @lru_cache(maxsize=1)
-def _recipe_and_source(text: str) -> tuple[Recipe, Source]:
-    """The source of a recipe, built once per process (a scene takes seconds to load)."""
-    recipe = parse_recipe(text)
-    return recipe, build_source(recipe)
+def _source(text: str) -> Source:
+    """The source of a recipe, built once per worker (a scene takes seconds to load)."""
+    return build_source(parse_recipe(text))
 
 
-def make_shard(task: ShardTask, advance: Callable[[int], object] | None = None) -> ShardResult:
+def make_shard(
+    task: ShardTask, source: Source | None = None, advance: Callable[[int], object] | None = None
+) -> ShardResult:
     """Compute a shard and write it under a temporary name.
 
     Args:
         task: What to make.
+        source: The recipe's source, if this process has it already.
         advance: Called with the number of samples as they are done.
 
     Raises:
         ChanlabError: If the source yields what no store can hold.
         WriteError: If it can't be written.
     """
-    recipe, source = _recipe_and_source(task.recipe)
+    recipe = parse_recipe(task.recipe)
+    source = source or _source(task.recipe)
     ids = recipe.shard_range(task.index)
     links = collect(source, ids, recipe.seed, advance)
     data = encode(links, task, ids, recipe.seed)
@@ -90,7 +92,7 @@ def collect(source: Source, ids: range, seed: int, advance: Callable[[int], obje
     Raises:
         ChanlabError: If the source yields other users than it was asked for.
     """
-    step = source.group * max(1, BATCH // source.group)
+    step = source.group * max(1, _BATCH // source.group)
     parts = []
     for start in range(ids.start, ids.stop, step):
         batch = range(start, min(start + step, ids.stop))
