@@ -90,8 +90,8 @@ class CSIEnsemble:
     def normalise(self) -> CSIEnsemble:
         """Scale each window, truth and CSI alike, so that its true channel has unit mean power per entry.
 
-        The mean is over ports, steps and subcarriers: path loss and shadowing go, fading stays. Windows whose channel is
-        zero (a user without any path) are left out.
+        The mean is over ports, steps and subcarriers: path loss and shadowing go, fading stays. Windows whose channel
+        is zero (a user without any path) are left out.
         """
         power = self.channel.abs().square().mean((1, 2, 3))
         kept = self.select((power > 0).nonzero().squeeze(-1))

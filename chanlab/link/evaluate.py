@@ -18,7 +18,7 @@ from chanlab.metrics import bootstrap_interval, multiuser_sinr
 from chanlab.records import Record, record
 
 _STREAM = 16  # random stream of the link's bits and noise (see sample_generator); step s uses 16 + s
-_SETS_AT_ONCE = 16
+_SETS_AT_ONCE = 32
 
 
 def evaluate_csi(
@@ -67,7 +67,7 @@ def evaluate_ensemble(
         link: The coded link; None measures spectral efficiency alone.
         coded_steps: Steps (1, 2, ...) that the coded link is run on; all by default.
         coded_sets: Sets of users that the coded link is run on at most; all by default.
-        target_block_errors: Stop a point of the coded link after so many block errors, at a multiple of 16 sets.
+        target_block_errors: Stop a point of the coded link after so many block errors, at a multiple of 32 sets.
         seed: Of users, bits and noise.
         data: Recipe, for the records.
         split: Split, for the records.
@@ -90,64 +90,67 @@ def evaluate_ensemble(
         ensemble = ensemble.normalise()
     num_steps = ensemble.channel.shape[2]
     steps = range(1, num_steps + 1)
-    coded = set(steps if coded_steps is None else coded_steps) if link is not None else set()
+    coded = set() if link is None else set(steps if coded_steps is None else coded_steps)
     if not coded <= set(steps):
         raise UsageError(f"coded_steps {sorted(coded)} must lie within 1..{num_steps}.")
     sets = group_users(ensemble.sample_id, users, seed)
-    groups = ensemble.sample_id[sets].flatten()
-    fixed = {
-        "users": users,
-        "precoder": precoder,
-        **({"granularity": granularity} if granularity > 1 else {}),
-        **(condition or {}),
-    }
-    records: list[Record] = []
-
-    def add(system: str, metric: str, values: Tensor, unit: str, where: dict[str, Any]) -> None:
-        made = values.flatten()
-        keys = groups[: values.shape[0] * users].repeat_interleave(made.numel() // (values.shape[0] * users))
-        interval = (
-            bootstrap_interval(made, groups=keys, resamples=300, seed=seed) if keys.unique().numel() > 1 else None
-        )
-        records.append(
-            record(
-                system=system,
-                metric=metric,
-                value=float(made.double().mean()),
-                data=data,
-                split=split,
-                condition=fixed | where,
-                deviation=None if interval is None else interval.deviation,
-                n=made.numel(),
-                seeds=[seed],
-                unit=unit,
-                **({} if interval is None else {"low": interval.low, "high": interval.high}),
-            )
-        )
-
+    fixed: dict[str, Any] = {"users": users, "precoder": precoder}
+    if granularity > 1:
+        fixed["granularity"] = granularity
+    measured = _Measured(
+        {"data": data, "split": split, "seeds": [seed]}, fixed | dict(condition or {}), ensemble.sample_id[sets], seed
+    )
     total = len(ensemble.csi) * len(snr_db) * num_steps
     with tqdm(total=total, desc="link", unit="point", disable=not progress) as bar:
         for step in steps:
-            true = ensemble.channel[sets][:, :, :, step - 1 : step]
-            sent = (
-                _transmissions(link, len(sets), coded_sets, seed, step) if link is not None and step in coded else None
-            )
+            now = slice(step - 1, step)
+            true = ensemble.channel[sets][:, :, :, now]
+            sent = _transmissions(link, len(sets), coded_sets, seed, step) if link and step in coded else None
             for system, csi in ensemble.csi.items():
-                known = csi[sets][:, :, :, step - 1 : step]
+                known = csi[sets][:, :, :, now]
                 for snr in snr_db:
                     where = {"link_snr_db": float(snr), "horizon": step}
                     n0 = 10 ** (-snr / 10)
                     weights = precode(precoder, known, n0, granularity)
-                    se = torch.log2(1 + multiuser_sinr(true, weights, n0)).mean((-2, -1))
-                    add(system, "spectral_efficiency", se, "bit/s/Hz", where)
+                    rate = torch.log2(1 + multiuser_sinr(true, weights, n0)).mean((-2, -1))
+                    measured.add(system, "spectral_efficiency", rate, "bit/s/Hz", where)
                     if link is not None and sent is not None:
                         result = _run(link, effective_gain(true, weights), sent, n0, target_block_errors)
                         errors = result.errors.cpu().double()
                         where = where | _describe(link)
-                        add(system, "bler", errors, "", where)
-                        add(system, "goodput", (1 - errors) * result.rate, "bit/s/Hz", where)
+                        measured.add(system, "bler", errors, "", where)
+                        measured.add(system, "goodput", (1 - errors) * result.rate, "bit/s/Hz", where)
                     bar.update()
-    return records
+    return measured.records
+
+
+class _Measured:
+    """Records of values per user, with bootstrap intervals over the users' trajectories."""
+
+    def __init__(self, origin: dict[str, Any], condition: dict[str, Any], sample_id: Tensor, seed: int) -> None:
+        self.records: list[Record] = []
+        self._origin, self._condition, self._sample_id, self._seed = origin, condition, sample_id, seed
+
+    def add(self, system: str, metric: str, values: Tensor, unit: str, where: dict[str, Any]) -> None:
+        """One figure: the mean of values `[set, user]` or `[set, user, block]`, the first sets of all."""
+        groups = self._sample_id[: values.shape[0]].reshape(*values.shape[:2], *(1,) * (values.ndim - 2))
+        groups = groups.expand(values.shape).flatten()
+        more: dict[str, Any] = {}
+        if len(set(groups.tolist())) > 1:
+            interval = bootstrap_interval(values.flatten(), groups=groups, resamples=300, seed=self._seed)
+            more = {"deviation": interval.deviation, "low": interval.low, "high": interval.high}
+        self.records.append(
+            record(
+                system=system,
+                metric=metric,
+                value=float(values.double().mean()),
+                condition=self._condition | where,
+                n=values.numel(),
+                unit=unit,
+                **self._origin,
+                **more,
+            )
+        )
 
 
 def _transmissions(link: CodedLink, sets: int, at_most: int | None, seed: int, step: int) -> Transmission:
@@ -160,10 +163,9 @@ def _run(
 ) -> BlerResult:
     """Run in chunks of sets, up to a number of block errors."""
     errors: list[Tensor] = []
-    for start in range(0, sent.grid.shape[0], _SETS_AT_ONCE):
-        part = slice(start, start + _SETS_AT_ONCE)
-        chunk = sent[part]
-        errors.append(link.run(gain[start : start + chunk.grid.shape[0]], chunk, noise_variance).errors)
+    for start in range(0, sent.num_sets, _SETS_AT_ONCE):
+        part = sent[start : start + _SETS_AT_ONCE]
+        errors.append(link.run(gain[start : start + part.num_sets], part, noise_variance).errors)
         if target_block_errors is not None and sum(int(e.sum()) for e in errors) >= target_block_errors:
             break
     return BlerResult(torch.cat(errors), link.k, link.rate)

@@ -1,8 +1,8 @@
 """Precoders of a multi-user downlink, computed from whatever CSI the base station has.
 
-The channels of K single-antenna users to M ports are the rows of H, `[..., user, tx_ant, time, subcarrier]`; a precoder
-W is `[..., tx_ant, stream, time, subcarrier]`, one stream per user. Every stream gets 1/K of the transmit power, so that
-the power of a resource element, the sum of |W|² over ports and streams, is exactly 1.
+The channels of K single-antenna users to M ports are the rows of H, `[..., user, tx_ant, time, subcarrier]`; a
+precoder W is `[..., tx_ant, stream, time, subcarrier]`, one stream per user. Every stream gets 1/K of the transmit
+power, so that the power of a resource element, the sum of |W|² over ports and streams, is exactly 1.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def _bundle(csi: Tensor, granularity: int) -> Tensor:
         raise UsageError(f"granularity must be at least 1 subcarrier, not {granularity}.")
     if granularity == 1:
         return csi
-    return torch.stack([part.mean(-1) for part in csi.split(granularity, dim=-1)], dim=-1)
+    parts = torch.split(csi, granularity, dim=-1)
+    return torch.stack([part.mean(-1) for part in parts], dim=-1)
 
 
 def _unbundle(precoder: Tensor, granularity: int, num_subcarriers: int) -> Tensor:
