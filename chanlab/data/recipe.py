@@ -242,8 +242,9 @@ def _instantiate(cls: type, class_path: str, init_args: Mapping[str, Any]) -> An
         raise UsageError(f"{class_path}: {error}") from error
 
 
-def _yaml_files(folder: Path) -> Iterator[Path]:
-    yield from sorted(p for p in folder.rglob("*.yaml"))
+def _yaml_files(folder: Path) -> list[Path]:
+    """Recipes lie in the folder or one below; deeper may lie somebody's million images."""
+    return sorted([*folder.glob("*.yaml"), *folder.glob("*/*.yaml")])
 
 
 def _fits(found: Path, wanted: Path) -> bool:
