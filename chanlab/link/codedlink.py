@@ -131,18 +131,22 @@ class CodedLink:
         self.num_iterations = num_iterations
         self.shortcuts = shortcuts
         self.device = str(device)
-        self._check()
+        self._check(code_rate)
         data_symbols = num_subcarriers * (num_symbols - len(self.pilot_symbols))
         self.num_blocks = _num_blocks(data_symbols, bits_per_symbol * code_rate)
         self.n = data_symbols // self.num_blocks * bits_per_symbol
         self.k = round(self.n * code_rate)
         self._build(subcarrier_spacing)
 
-    def _check(self) -> None:
+    def _check(self, code_rate: float) -> None:
         if self.receiver not in ("ls", "perfect"):
             raise UsageError(f"receiver must be 'ls' or 'perfect', not {self.receiver!r}.")
         if self.bits_per_symbol not in (2, 4, 6, 8):
             raise UsageError(f"bits_per_symbol must be 2, 4, 6 or 8, not {self.bits_per_symbol}.")
+        if not 0.2 <= code_rate <= 0.92:
+            raise UsageError(
+                f"code_rate must lie between 0.2 and 0.92 (TS 38.212 without repetition), not {code_rate}."
+            )
         if len(set(self.pilot_symbols)) != len(self.pilot_symbols) or not all(
             0 <= s < self.num_symbols for s in self.pilot_symbols
         ):
