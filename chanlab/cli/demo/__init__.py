@@ -41,14 +41,15 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the stages, print the table, write the report."""
+    from chanlab.cli.demo import models
+    from chanlab.cli.demo.journal import Journal
     from chanlab.cli.demo.stages import judge, make_channels, say, train
     from chanlab.cli.demo.story import conclude
 
     settings = settings_of(args)
     if args.fresh:
         forget(settings.out)
-    from chanlab.cli.demo.journal import Journal
-
+    models.fetch_backbone(models.read(settings.model))
     journal = Journal(settings.out / "journal.json")
     store = make_channels(settings, journal)
     checkpoint = train(settings, journal, store)

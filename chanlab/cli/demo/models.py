@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from chanlab.data.recipe import find_recipe
 from chanlab.errors import UsageError
+
+if TYPE_CHECKING:
+    from chanlab.data.views import CSIView
 
 
 def read(name: str) -> dict[str, Any]:
@@ -76,12 +79,26 @@ def instantiate(node: dict[str, Any], base: type) -> Any:
         raise UsageError(f"{node.get('class_path')}: {error}") from error
 
 
-def predictor(name: str, horizons: int) -> Any:
-    """A predictor that needs no training, from its recipe, for a number of steps."""
+def fetch_backbone(recipe: dict[str, Any]) -> None:
+    """Fetch the pre-trained language model that a model recipe asks for, unless it is here or comes from elsewhere."""
+    from chanlab.csi import backbone
+
+    wanted = ((recipe["model"].get("init_args") or {}).get("predictor", {}).get("init_args") or {}).get("backbone")
+    if wanted in backbone.BACKBONES:
+        backbone.fetch(wanted)
+
+
+def predictor(name: str, view: CSIView) -> Any:
+    """A predictor that needs no training, from its recipe, for a view's steps and transmit array."""
     from torch import nn
 
     node = copy.deepcopy(read(name)["model"]["init_args"]["predictor"])
-    node.setdefault("init_args", {})["horizons"] = horizons
+    arguments = node.setdefault("init_args", {})
+    arguments["horizons"] = view.horizon
+    if "tx_shape" in arguments:  # ports are numbered by polarisation, then column by column
+        array = view.tx_array
+        elements = array.num_rows * array.num_cols
+        arguments["tx_shape"] = [array.num_ports // elements, array.num_cols, array.num_rows]
     return instantiate(node, nn.Module).eval()
 
 

@@ -145,8 +145,8 @@ def _judge(settings: Settings, store: Store, checkpoint: Path) -> list[Record]:
     data = models.instantiate(node, LightningDataModule)
     windows = data.windows("test")
     view = windows.view
-    systems = {name: models.predictor(name, view.horizon) for name in CLASSICAL}
-    systems[settings.model] = load_predictor(checkpoint)
+    systems = {name: models.predictor(name, view) for name in CLASSICAL}
+    systems[Path(settings.model).stem] = load_predictor(checkpoint)
     ensemble = collect(systems, _batches(data))
     ahead = [h * view.interval for h in view.horizons]
     about: dict[str, Any] = {"data": store.recipe.name, "split": "test"}
