@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import h5py  # noqa: F401 - what chanlab imports when it needs it, here once for all forked processes
 import jsonargparse  # noqa: F401
 import torch
-import tqdm  # noqa: F401
+import tqdm
 
 import chanlab.data.splits  # noqa: F401
 from chanlab.data import writer
@@ -86,6 +87,9 @@ def run(
 
 def _generate(text: str, out: Path, kill_before: int | None, prepare: Callable[[], None] | None) -> None:
     torch.set_num_threads(1)  # OpenMP's threads don't survive a fork
+    tqdm.tqdm.set_lock(
+        threading.RLock()
+    )  # the parent's is shared over the fork; killed while holding it, it would hang
     if prepare is not None:
         prepare()
 
