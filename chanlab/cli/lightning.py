@@ -31,10 +31,21 @@ class ChanlabCLI(LightningCLI):
         return parser
 
     def _parse_ckpt_path(self) -> None:
-        """Finds the file behind `best` and `last` before the model is built from its hyperparameters."""
-        config = self.config[self.config.subcommand]
-        config.ckpt_path = _checkpoint(config, self.config.subcommand)
+        """Finds the file behind `best` and `last`; what its hyperparameters change in the model is told."""
+        subcommand = self.config.subcommand
+        config = self.config[subcommand]
+        config.ckpt_path = _checkpoint(config, subcommand)
+        asked = dict(config.model.items()) if config.get("model") else {}
         super()._parse_ckpt_path()
+        model = self.config[subcommand].get("model")
+        for key, value in dict(model.items()).items() if asked and model else ():
+            if key in asked and asked[key] != value and not key.startswith("class_path"):
+                print(f"from the checkpoint: model.{key}: {value}, not {asked[key]}", file=sys.stderr)
+
+    def before_instantiate_classes(self) -> None:
+        """Keeps the configuration beside the logs, where there are logs."""
+        if self.subcommand == "predict":
+            self.save_config_callback = None
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Keeps checkpoints and logs in `default_root_dir`, unless the configuration says otherwise.
@@ -44,7 +55,7 @@ class ChanlabCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         root = config.default_root_dir or "."
         if config.logger is None or config.logger is True:
-            kwargs["logger"] = _loggers(root) if self.subcommand == "fit" else False
+            kwargs["logger"] = False if self.subcommand == "predict" else _loggers(root)
         trainer = super().instantiate_trainer(**kwargs)
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:

@@ -167,7 +167,7 @@ def load_backbone(name_or_path: str | os.PathLike[str], layers: int, pretrained:
         pretrained: False gives the same network with random weights (for ablations), from torch's global generator.
 
     Returns:
-        The backbone in evaluation mode, every parameter still trainable; freezing is the caller's business.
+        The backbone without its dropout, every parameter trainable; freezing is the caller's business.
 
     Raises:
         UsageError: The backbone was not fetched, is not a causal language model, or has fewer layers.
@@ -198,6 +198,9 @@ def load_backbone(name_or_path: str | os.PathLike[str], layers: int, pretrained:
         config.num_hidden_layers = layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:layers]
+        for key, value in config.to_dict().items():
+            if isinstance(value, float) and ("dropout" in key or key.endswith("pdrop")):
+                setattr(config, key, 0.0)
         if pretrained:
             try:
                 model = transformers.AutoModel.from_pretrained(source, config=config, dtype="float32")
@@ -207,7 +210,7 @@ def load_backbone(name_or_path: str | os.PathLike[str], layers: int, pretrained:
             model = transformers.AutoModel.from_config(config, dtype="float32")
     width = model.get_input_embeddings().weight.shape[1]
     model.set_input_embeddings(nn.Identity())  # the table of tokens is most of a small model, and CSI has no tokens
-    return Backbone(model.eval(), int(width), name, _weights_sha256(model) if pretrained else "")
+    return Backbone(model.train(), int(width), name, _weights_sha256(model) if pretrained else "")
 
 
 def _weights_sha256(model: nn.Module) -> str:

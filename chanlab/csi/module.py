@@ -118,17 +118,25 @@ class CSIPredictionModule(LightningModule):
             self.log_dict({f"test/nmse_step{step + 1}_db": value.float() for step, value in enumerate(by_step)})
         self.test_steps.reset()
 
-    def configure_optimizers(self) -> Any:
-        """AdamW over the trainable parameters, with warm-up and cosine."""
+    def on_train_batch_start(self, batch: CSIBatch, batch_idx: int) -> None:
+        """Sets the learning rate from the number of steps done and to come.
+
+        A scheduler would have to know the number of steps when optimizers are set up, for which Lightning loads the
+        data before it has restored where a resumed run stopped within its epoch.
+        """
+        factor = warmup_cosine(self.trainer.global_step, self.trainer.estimated_stepping_batches, self.warmup)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = self.lr * factor
+        self.log("lr", self.lr * factor)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW over the trainable parameters."""
         trained = [p for p in self.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in trained if p.ndim > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=self.lr)
-        steps = self.trainer.estimated_stepping_batches
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _warmup_cosine(steps, self.warmup))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.lr)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves out the frozen weights of pre-trained backbones, and notes which they are."""
@@ -182,6 +190,22 @@ def nmse_loss(prediction: Tensor, target: Tensor) -> Tensor:
     return torch.where(power > 0, error / torch.where(power > 0, power, 1.0), 0.0).mean()
 
 
+def warmup_cosine(step: int, steps: float, warmup: float) -> float:
+    """Factor of the learning rate: a linear rise over the first part of the steps, then half a cosine down to zero.
+
+    Args:
+        step: Steps done.
+        steps: Steps of the whole run; infinite for a run without an end, whose factor is 1.
+        warmup: Part of the steps that rise.
+    """
+    if math.isinf(steps):
+        return 1.0
+    rising = max(1.0, warmup * steps)
+    if step < rising:
+        return min(1.0, (step + 1) / rising)
+    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - rising) / max(1.0, steps - rising))))
+
+
 def load_predictor(checkpoint: str | os.PathLike[str], map_location: str = "cpu") -> nn.Module:
     """The predictor of a checkpoint that `chanlab fit` wrote, in evaluation mode.
 
@@ -223,18 +247,6 @@ def _phase(sample_id: Tensor, window: Tensor, epoch: int) -> Tensor:
     turns = sample_id.double() * 0.6180339887498949 + window.double() * 0.7548776662466927 + epoch * 0.5698402909980532
     angle = 2 * math.pi * turns.frac()
     return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
-
-
-def _warmup_cosine(steps: float, warmup: float) -> Any:
-    def factor(step: int) -> float:
-        if math.isinf(steps) or steps <= 0:  # open-ended run: no end to anneal to
-            return 1.0
-        rising = max(1.0, warmup * steps)
-        if step < rising:
-            return (step + 1) / rising
-        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - rising) / max(1.0, steps - rising))))
-
-    return factor
 
 
 def _reloadable(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:

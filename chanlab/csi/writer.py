@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 import chanlab
@@ -19,7 +18,7 @@ FORMAT = "chanlab predictions"
 SCHEMA_VERSION = 1
 
 
-class PredictionWriter(BasePredictionWriter):
+class PredictionWriter(Callback):
     """Writes what `predict_step` returns, batch by batch, so that nothing piles up in memory.
 
     The file holds `prediction` and `target`, complex64 `[sample, rx_ant, tx_ant, horizon, subcarrier]`, and one value
@@ -32,7 +31,6 @@ class PredictionWriter(BasePredictionWriter):
     """
 
     def __init__(self, path: str | None = None) -> None:
-        super().__init__("batch")
         self.path = path
         self._file: Any = None
         self._final = Path()
@@ -58,18 +56,17 @@ class PredictionWriter(BasePredictionWriter):
             }
         )
 
-    def write_on_batch_end(
+    def on_predict_batch_end(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        prediction: dict[str, Tensor],
-        batch_indices: Sequence[int] | None,
+        outputs: dict[str, Tensor],
         batch: Any,
         batch_idx: int,
-        dataloader_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Appends one batch."""
-        for name, tensor in prediction.items():
+        for name, tensor in outputs.items():
             values = tensor.detach().cpu().numpy()
             if name not in self._file:
                 shape = values.shape[1:]
