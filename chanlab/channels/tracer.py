@@ -7,8 +7,10 @@ solve would compile (and keep) some 250 new ones - seconds per solve, and memory
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,20 @@ from torch import Tensor
 
 from chanlab.channels.llvm import import_sionna_rt
 from chanlab.channels.paths import Paths
-from chanlab.errors import UsageError
+from chanlab.errors import ChanlabError, UsageError
 
 Array = NDArray[Any]
 
 # Dr.Jit keeps freed memory for reuse; giving it back costs a solve's worth of page faults, so it is done now and then.
 _SOLVES_BETWEEN_FLUSHES = 50
 _FAR = 1e4  # [m], beyond any scene
+
+CANDIDATE_TABLE = 67_108_879
+"""Entries of the table in which Sionna looks up whether a chain of reflections and diffractions is new (a prime).
+
+Chains of all receivers of a solve share it, and one that meets another in its entry is lost. Sionna's own 10⁶ entries
+lose a tenth of the paths of 250 receivers (NMSE -15 dB to -19 dB of the CFR, mean over users); these, less than -75 dB.
+"""
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,8 @@ class Tracer:
             Paths `[receiver, path]`, float32, in canonical order.
         """
         self._place(positions, velocities)
-        traced = self._solver(self.scene, synthetic_array=True, seed=seed, **vars(physics))
+        with _candidate_table(CANDIDATE_TABLE):
+            traced = self._solver(self.scene, synthetic_array=True, seed=seed, **vars(physics))
         gain, delay = traced.cir(sampling_frequency=1.0, num_time_steps=1, normalize_delays=False, out_type="drjit")
         names = ("valid", "theta_t", "phi_t", "theta_r", "phi_r", "doppler", "interactions", "vertices")
         tensors = [*gain, delay, *(getattr(traced, name) for name in names)]
@@ -187,6 +197,24 @@ class Tracer:
         for receiver, index in zip(self._receivers, self._indices, strict=True):
             receiver.position = dr.gather(mi.Point3f, place, index)
             receiver.velocity = dr.gather(mi.Vector3f, velocity, index)
+
+
+@contextlib.contextmanager
+def _candidate_table(entries: int) -> Iterator[None]:
+    """Let Sionna's solver use a table of so many entries.
+
+    Its size is a constant of the solver's class. The argument that raises it, too, `max_num_paths_per_src`, would
+    reserve some 150 bytes for each entry.
+    """
+    generator = importlib.import_module("sionna.rt.path_solvers.sb_candidate_generator").SBCandidateGenerator
+    before = getattr(generator, "MIN_SPEC_COUNT_SIZE", None)
+    if before is None:
+        raise ChanlabError("this release of Sionna RT is not known to chanlab: pip install 'sionna-rt==2.2.*'")
+    generator.MIN_SPEC_COUNT_SIZE = max(before, entries)
+    try:
+        yield
+    finally:
+        generator.MIN_SPEC_COUNT_SIZE = before
 
 
 def _unit(zenith: Array, azimuth: Array) -> Array:

@@ -175,3 +175,18 @@ def test_channel_is_reciprocal(tracer, paths):
         reverse = cfr(back, array, array, frequencies)
         error = (forward - reverse.transpose(0, 1)).abs().square().sum() / forward.abs().square().sum()
         assert error < 1e-3
+
+
+def test_many_receivers_of_one_solve_lose_no_paths(tracer, paths):
+    """Sionna's own table of candidates is too small for this: two in five users would differ."""
+    crowd = 150
+    others = np.stack([np.linspace(-40, 60, crowd), np.linspace(-6, 6, crowd), np.full(crowd, 1.5)], -1)
+    others[-len(POSITIONS) :] = POSITIONS
+    together = Tracer("simple_street_canyon", CARRIER, TX, crowd).trace(others, others * 0, PHYSICS, seed=1)
+    together = together[-len(POSITIONS) :]
+    assert torch.equal(together.mask.sum(-1), paths.mask.sum(-1))
+    array = PlanarArray(1, 1)
+    frequencies = subcarrier_frequencies(SUBCARRIERS, SPACING)
+    alone = cfr(paths, array, array, frequencies)
+    error = (cfr(together, array, array, frequencies) - alone).abs().square().sum((1, 2, 3, 4))
+    assert (error < 1e-6 * alone.abs().square().sum((1, 2, 3, 4))).all()
