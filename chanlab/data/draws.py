@@ -20,24 +20,25 @@ def uniform(seed: int, sample_id: int, window: int, epoch: int, stream: int) -> 
     return float(_state(seed, sample_id, window, epoch, stream) >> 11) / 2.0**53
 
 
-def add_noise(history: Tensor, deviation: float, seed: int, sample_id: int, window: int, epoch: int) -> None:
-    """Add complex Gaussian noise to one window in place.
+def fill_noise(window: Tensor, deviation: float, seed: int, sample_id: int, index: int, epoch: int) -> None:
+    """Fill one window with complex Gaussian noise.
 
     It is drawn on the CPU, wherever the learner computes, and is the same on every CPU but for rounding in float32.
 
     Args:
-        history: Complex64 on the CPU, any shape.
+        window: Complex64 on the CPU, any shape, contiguous; overwritten.
         deviation: Standard deviation of the complex noise; each real dimension has half its variance.
         seed: Seed.
         sample_id: Sample id.
-        window: Index of the window.
+        index: Index of the window.
         epoch: Epoch, or `FIXED`.
     """
+    real = torch.view_as_real(window)
     if deviation == 0:
+        real.zero_()
         return
-    generator = torch.Generator().manual_seed(_state(seed, sample_id, window, epoch, NOISE) >> 1)
-    real = torch.view_as_real(history)
-    real += torch.empty_like(real).normal_(0.0, deviation * math.sqrt(0.5), generator=generator)
+    generator = torch.Generator().manual_seed(_state(seed, sample_id, index, epoch, NOISE) >> 1)
+    real.normal_(0.0, deviation * math.sqrt(0.5), generator=generator)
 
 
 def _state(seed: int, sample_id: int, window: int, epoch: int, stream: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from chanlab.data.views import CSIView
 from chanlab.errors import StoreError
@@ -62,27 +63,45 @@ class ViewFile:
     def __len__(self) -> int:
         return len(self.power)
 
-    def read(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Copies of windows in the order asked for.
+    def noisy_histories(self, rows: Rows, draw: Callable[[int, Tensor], None]) -> Tensor:
+        """Histories of windows with noise, complex64 `[row, rx_ant, tx_ant, time, subcarrier]`.
 
-        Returns:
-            Noiseless history, target, mean power of the history, speed [m/s].
+        Args:
+            rows: Which windows.
+            draw: Fills a tensor `[rx_ant, tx_ant, time, subcarrier]` with the noise of the i-th of them.
         """
-        order = np.argsort(rows, kind="stable")
-        read = []
-        for mapped in self._map():
-            out = torch.empty((len(rows), *mapped.shape[1:]), dtype=torch.complex64)
-            into = out.numpy()
-            for i in order:  # ascending: neighbours on disk are read together
-                into[i] = mapped[rows[i]]
-            read.append(out)
-        return read[0], read[1], self.power[rows], self.speed[rows]
+        mapped = self._map()[0]
+        out, noise = empty((len(rows), *mapped.shape[1:])), torch.empty(mapped.shape[1:], dtype=torch.complex64)
+        into, drawn = out.numpy(), noise.numpy()
+        for i in np.argsort(rows, kind="stable"):  # ascending: neighbours on disk are read together
+            draw(int(i), noise)
+            np.add(mapped[rows[i]], drawn, out=into[i])  # noise stays in the cache until it is added
+        return out
+
+    def target(self, rows: Rows) -> Tensor:
+        """Copies of the targets of windows, complex64 `[row, rx_ant, tx_ant, horizon, subcarrier]`."""
+        mapped = self._map()[1]
+        out = empty((len(rows), *mapped.shape[1:]))
+        into = out.numpy()
+        for i in np.argsort(rows, kind="stable"):
+            into[i] = mapped[rows[i]]
+        return out
 
     def _map(self) -> tuple[npt.NDArray[np.complex64], npt.NDArray[np.complex64]]:
         if self._maps is None:
             history, target = (np.memmap(self.path, np.complex64, "r", offset, shape) for shape, offset in self._layout)
             self._maps = (history, target)
         return self._maps
+
+
+def empty(shape: tuple[int, ...]) -> Tensor:
+    """Uninitialised complex64; in a `DataLoader`'s worker in shared memory, so that handing it over costs no copy."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.complex64)
+    like = torch.empty(0, dtype=torch.complex64)
+    # As torch's own collation does.
+    storage = like._typed_storage()._new_shared(int(np.prod(shape)), device=like.device)  # type: ignore[no-untyped-call]
+    return like.new(storage).resize_(shape)
 
 
 def build_view_file(folder: Path, key: dict[str, Any], windows: int, view: CSIView, compute: Compute) -> ViewFile:

@@ -18,7 +18,7 @@ from chanlab.data import draws
 from chanlab.data.coverage import anchors_around, usable_samples
 from chanlab.data.splits import SPLITS
 from chanlab.data.store import Store
-from chanlab.data.view_file import ViewFile, build_view_file
+from chanlab.data.view_file import ViewFile, build_view_file, empty
 from chanlab.data.views import CSIView, PathWindows, window_channels
 from chanlab.errors import UsageError
 
@@ -158,11 +158,15 @@ class CSIWindows(Dataset[CSIBatch]):
         )
         if self._file is None:
             return self._paths(rows, epochs, snr)
-        history, target, power, speed = self._file.read(rows)
+        power, speed = self._file.power[rows], self._file.speed[rows]
         variance = power * 10 ** (-snr / 10)
-        for window, deviation, row, epoch in zip(history, variance.sqrt().tolist(), rows, epochs, strict=True):
-            draws.add_noise(window, deviation, *self._name(row), epoch)
-        return CSIBatch(history, target, variance, snr, *self._labels(rows), speed)
+        deviation = variance.sqrt().tolist()
+
+        def draw(i: int, noise: Tensor) -> None:
+            draws.fill_noise(noise, deviation[i], *self._name(rows[i]), epochs[i])
+
+        history = self._file.noisy_histories(rows, draw)
+        return CSIBatch(history, self._file.target(rows), variance, snr, *self._labels(rows), speed)
 
     def batch(self, indices: Sequence[Index]) -> CSIBatch:
         """The windows with these indices, in their order."""
@@ -211,6 +215,13 @@ class CSIWindows(Dataset[CSIBatch]):
     def _labels(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(self.sample_ids[rows]), torch.from_numpy(self.window_ids[rows])
 
+    def _noise(self, rows: npt.NDArray[np.int64], epochs: Sequence[int]) -> Tensor:
+        """Noise of unit variance for the histories of windows, `[batch, rx_ant, tx_ant, time, subcarrier]`."""
+        noise = empty((len(rows), *self.view.shape(self.view.history)))
+        for window, row, epoch in zip(noise, rows, epochs, strict=True):
+            draws.fill_noise(window, 1.0, *self._name(row), epoch)
+        return noise
+
     def _paths(
         self, rows: npt.NDArray[np.int64], epochs: Sequence[int], snr: Tensor, noisy: bool = True
     ) -> PathWindows:
@@ -221,16 +232,11 @@ class CSIWindows(Dataset[CSIBatch]):
         middle = (links.times - start[:, None] - self.view.span / 2).abs().argmin(1)
         line = torch.arange(len(rows))[:, None]
         paths = links.paths[line, keep].trim()
-        shape = (len(rows), *self.view.shape(self.view.history)) if noisy else (len(rows), 0)
-        noise = torch.zeros(shape, dtype=torch.complex64)
-        if noisy:
-            for window, row, epoch in zip(noise, rows, epochs, strict=True):
-                draws.add_noise(window, 1.0, *self._name(row), epoch)
         return PathWindows(
             *(paths.transfer, paths.delay, paths.departure, paths.arrival, paths.doppler, paths.mask),
             anchor_times=links.times[line, keep] - start[:, None],
             rx_orientations=links.orientations[line, keep],
-            noise=noise,
+            noise=self._noise(rows, epochs) if noisy else torch.empty(len(rows), 0),
             snr_db=snr,
             sample_id=links.sample_ids,
             window=torch.from_numpy(self.window_ids[rows]),
