@@ -1,6 +1,7 @@
 """Training, evaluation and checkpoints, without the command line."""
 
 import math
+from itertools import pairwise
 
 import h5py
 import pytest
@@ -200,7 +201,7 @@ def test_the_learning_rate_rises_then_falls_to_zero():
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == rates[9] == rates[10] == 1.0
     assert rates[100] == pytest.approx(0.0, abs=1e-9)
-    assert all(a > b for a, b in zip(rates[10:100], rates[11:], strict=True))
+    assert all(a > b for a, b in pairwise(rates[10:]))
     assert warmup_cosine(1000, math.inf, 0.1) == 1.0
 
 
