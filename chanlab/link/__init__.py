@@ -12,6 +12,7 @@ from chanlab.link.ensemble import (
 )
 from chanlab.link.evaluate import evaluate_csi, evaluate_ensemble
 from chanlab.link.precoding import PrecoderName, effective_gain, mrt, precode, regularised_zero_forcing
+from chanlab.link.predictions import read_predictions
 
 __all__ = [
     "NO_PREDICTION",
@@ -30,5 +31,6 @@ __all__ = [
     "group_users",
     "mrt",
     "precode",
+    "read_predictions",
     "regularised_zero_forcing",
 ]

@@ -87,6 +87,11 @@ class CSIEnsemble:
             window=self.window[index],
         )
 
+    def sort(self) -> CSIEnsemble:
+        """The windows in the order of (sample id, window), however they came."""
+        order = torch.argsort(self.window, stable=True)
+        return self.select(order[torch.argsort(self.sample_id[order], stable=True)])
+
     def normalise(self) -> CSIEnsemble:
         """Scale each window, truth and CSI alike, so that its true channel has unit mean power per entry.
 
@@ -142,14 +147,8 @@ def collect(
         window.append(batch.window.cpu())
     if not channel:
         raise UsageError("there is no batch of windows to evaluate.")
-    ensemble = CSIEnsemble(
-        torch.cat(channel),
-        {name: torch.cat(parts) for name, parts in csi.items()},
-        torch.cat(sample_id),
-        torch.cat(window),
-    )
-    order = torch.argsort(ensemble.window, stable=True)
-    return ensemble.select(order[torch.argsort(ensemble.sample_id[order], stable=True)])
+    known = {name: torch.cat(parts) for name, parts in csi.items()}
+    return CSIEnsemble(torch.cat(channel), known, torch.cat(sample_id), torch.cat(window)).sort()
 
 
 def group_users(sample_id: Tensor, users: int, seed: int) -> Tensor:

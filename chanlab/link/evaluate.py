@@ -12,9 +12,8 @@ from tqdm import tqdm
 from chanlab.channels.source import sample_generator
 from chanlab.errors import UsageError
 from chanlab.link.codedlink import BlerResult, CodedLink, Transmission
-from chanlab.link.ensemble import CSIEnsemble, CSIPredictor, Windows, collect, group_users
+from chanlab.link.ensemble import PERFECT, CSIEnsemble, CSIPredictor, Windows, collect, group_users
 from chanlab.link.precoding import PrecoderName, effective_gain, precode
-from chanlab.metrics import bootstrap_interval, multiuser_sinr
 from chanlab.records import Record, record
 
 _STREAM = 16  # random stream of the link's bits and noise (see sample_generator); step s uses 16 + s
@@ -76,12 +75,15 @@ def evaluate_ensemble(
 
     Returns:
         Records per system, step (`horizon`) and SNR (`link_snr_db`): `spectral_efficiency` (mean of log2(1 + SINR) over
-        users and subcarriers), and with a link `bler` and `goodput` ((1 - BLER) rate), both per user. `deviation` is
-        the bootstrap's over trajectories, `low` and `high` its 95 % interval.
+        users and subcarriers), `spectral_efficiency_ratio` (to that of perfect CSI for the same users), and with a link
+        `bler` and `goodput` ((1 - BLER) rate), all per user. `deviation` is the bootstrap's over trajectories, `low`
+        and `high` its 95 % interval.
 
     Raises:
         UsageError: If an option can't be.
     """
+    from chanlab.metrics import multiuser_sinr  # late: torchmetrics, which comes with it, takes seconds to import
+
     if normalise not in ("user", "none"):
         raise UsageError(f"normalise must be 'user' or 'none', not {normalise!r}.")
     if link is not None and link.num_users != users:
@@ -100,13 +102,14 @@ def evaluate_ensemble(
     measured = _Measured(
         {"data": data, "split": split, "seeds": [seed]}, fixed | dict(condition or {}), ensemble.sample_id[sets], seed
     )
+    best: dict[tuple[int, float], Tensor] = {}
     total = len(ensemble.csi) * len(snr_db) * num_steps
     with tqdm(total=total, desc="link", unit="point", disable=not progress) as bar:
         for step in steps:
             now = slice(step - 1, step)
             true = ensemble.channel[sets][:, :, :, now]
             sent = _transmissions(link, len(sets), coded_sets, seed, step) if link and step in coded else None
-            for system, csi in ensemble.csi.items():
+            for system, csi in sorted(ensemble.csi.items(), key=lambda item: item[0] != PERFECT):
                 known = csi[sets][:, :, :, now]
                 for snr in snr_db:
                     where = {"link_snr_db": float(snr), "horizon": step}
@@ -114,6 +117,10 @@ def evaluate_ensemble(
                     weights = precode(precoder, known, n0, granularity)
                     rate = torch.log2(1 + multiuser_sinr(true, weights, n0)).mean((-2, -1))
                     measured.add(system, "spectral_efficiency", rate, "bit/s/Hz", where)
+                    if system == PERFECT:
+                        best[step, snr] = rate
+                    elif (step, snr) in best:
+                        measured.add(system, "spectral_efficiency_ratio", rate, "", where, best[step, snr])
                     if link is not None and sent is not None:
                         result = _run(link, effective_gain(true, weights), sent, n0, target_block_errors)
                         errors = result.errors.cpu().double()
@@ -131,19 +138,30 @@ class _Measured:
         self.records: list[Record] = []
         self._origin, self._condition, self._sample_id, self._seed = origin, condition, sample_id, seed
 
-    def add(self, system: str, metric: str, values: Tensor, unit: str, where: dict[str, Any]) -> None:
-        """One figure: the mean of values `[set, user]` or `[set, user, block]`, the first sets of all."""
+    def add(
+        self,
+        system: str,
+        metric: str,
+        values: Tensor,
+        unit: str,
+        where: dict[str, Any],
+        denominators: Tensor | None = None,
+    ) -> None:
+        """One figure: a mean or a ratio of sums of values `[set, user]` or `[set, user, block]` of the first sets."""
+        from chanlab.metrics import bootstrap_interval
+
         groups = self._sample_id[: values.shape[0]].reshape(*values.shape[:2], *(1,) * (values.ndim - 2))
         groups = groups.expand(values.shape).flatten()
         more: dict[str, Any] = {}
         if len(set(groups.tolist())) > 1:
-            interval = bootstrap_interval(values.flatten(), groups=groups, resamples=300, seed=self._seed)
+            below = None if denominators is None else denominators.flatten()
+            interval = bootstrap_interval(values.flatten(), below, groups, resamples=300, seed=self._seed)
             more = {"deviation": interval.deviation, "low": interval.low, "high": interval.high}
         self.records.append(
             record(
                 system=system,
                 metric=metric,
-                value=float(values.double().mean()),
+                value=float(values.double().sum() / (values.numel() if denominators is None else denominators.sum())),
                 condition=self._condition | where,
                 n=values.numel(),
                 unit=unit,

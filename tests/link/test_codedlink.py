@@ -23,7 +23,7 @@ def test_block_errors_in_awgn_are_those_of_sionna():
     from sionna.phy.mapping import Demapper, Mapper
     from sionna.phy.utils import ebnodb2no
 
-    count, ebno_db = 600, 1.9
+    count, ebno_db = 400, 1.9
     no = float(ebnodb2no(ebno_db, 2, 0.5))
     assert no == pytest.approx(10 ** (-ebno_db / 10))  # QPSK at rate 1/2: one bit per symbol, Eb/N0 is the SNR
     link = CodedLink(12, num_users=1, pilot_symbols=(), receiver="perfect", bits_per_symbol=2, code_rate=0.5)

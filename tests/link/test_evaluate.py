@@ -56,6 +56,15 @@ def test_outdated_csi_loses_with_the_horizon(records):
     assert rate[1] < rate[0]
 
 
+def test_the_ratio_is_of_the_same_users(records):
+    where = {"link_snr_db": 8.0, "horizon": 2}
+    rate = {s: value(records, system=s, metric="spectral_efficiency", **where) for s in (PERFECT, NO_PREDICTION)}
+    (ratio,) = select(records, system=NO_PREDICTION, metric="spectral_efficiency_ratio", **where)
+    assert ratio["value"] == pytest.approx(rate[NO_PREDICTION] / rate[PERFECT], rel=1e-5)
+    assert ratio["low"] < ratio["value"] < ratio["high"]
+    assert not select(records, system=PERFECT, metric="spectral_efficiency_ratio")
+
+
 def test_records_say_what_was_measured(records):
     item = select(records, system="continued", metric="bler", link_snr_db=8.0)[0]
     assert set(FIELDS) <= set(item)
