@@ -226,8 +226,8 @@ class CodedLink:
             grid = self._grid_mapper(symbols[:, None])[:, 0]
         return Transmission(bits, code_bits, grid, noise.to(self.device))
 
-    def run(self, gain: Tensor, sent: Transmission, noise_variance: float) -> BlerResult:
-        """Send through the precoded channel and decode.
+    def receive(self, gain: Tensor, sent: Transmission, noise_variance: float) -> Tensor:
+        """What arrives at the users: own stream, the others' and noise.
 
         Args:
             gain: h_k w_j, what user k receives of stream j, complex `[set, user, stream, symbol, subcarrier]` (see
@@ -236,35 +236,43 @@ class CodedLink:
             noise_variance: N0 at a user's antenna.
 
         Returns:
-            Which blocks failed.
+            Complex `[set, user, symbol, subcarrier]`.
 
         Raises:
             UsageError: If the shape of `gain` does not fit.
         """
-        want = (sent.num_sets, self.num_users, self.num_users, self.num_symbols, self.num_subcarriers)
-        if gain.ndim != 5 or tuple(gain.expand(*gain.shape[:3], want[3], -1).shape) != want:
-            raise UsageError(f"gain {list(gain.shape)} must be {list(want)}; the symbol axis may be 1.")
+        gain = self._per_symbol(gain, sent)
+        return torch.einsum("skjtf,sjtf->sktf", gain, sent.grid) + math.sqrt(noise_variance) * sent.noise
+
+    def run(self, gain: Tensor, sent: Transmission, noise_variance: float) -> BlerResult:
+        """Receive and decode: which blocks fail. Arguments and errors as for `receive`."""
         with torch.inference_mode():
-            gain = gain.to(self.device, torch.complex64).expand(want)
-            received = torch.einsum("skjtf,sjtf->sktf", gain, sent.grid) + math.sqrt(noise_variance) * sent.noise
-            y = received[:, :, None]  # [set, rx, rx_ant, symbol, subcarrier]
+            y = self.receive(gain, sent, noise_variance)[:, :, None]  # [set, rx, rx_ant, symbol, subcarrier]
             n0 = torch.tensor(noise_variance, dtype=torch.float32, device=self.device)
             if self._estimator is None:
-                h, error_variance = gain[:, :, None, None], torch.zeros((), device=self.device)
+                h = self._per_symbol(gain, sent)[:, :, None, None]  # [set, rx, rx_ant, tx, stream, symbol, subcarrier]
+                error_variance = torch.zeros((), device=self.device)
             else:
                 h, error_variance = self._estimator(y, n0)
             symbols, n0_effective = self._equaliser(y, h, error_variance, n0)
             llr = self._demapper(symbols, n0_effective).reshape(-1, self.n)
-            bits = sent.bits.reshape(-1, self.k)
-            lost = is_lost(llr, sent.code_bits.reshape(-1, self.n), self.k / self.n)
-            errors = block_errors(
-                self._decoder,
-                llr,
-                bits,
-                iteration_stages(self.num_iterations) if self.shortcuts else [self.num_iterations],
-                ~lost if self.shortcuts else torch.ones_like(lost),
-            )
+            errors = self._decode(llr, sent.bits.reshape(-1, self.k), sent.code_bits.reshape(-1, self.n))
         return BlerResult(errors.reshape(sent.bits.shape[:3]), self.k, self.rate)
+
+    def _decode(self, llr: Tensor, bits: Tensor, code_bits: Tensor) -> Tensor:
+        """Which blocks are wrong, bool `[block]`."""
+        if not self.shortcuts:
+            every = torch.ones(llr.shape[0], dtype=torch.bool, device=llr.device)
+            return block_errors(self._decoder, llr, bits, [self.num_iterations], every)
+        lost = is_lost(llr, code_bits, self.k / self.n)
+        return block_errors(self._decoder, llr, bits, iteration_stages(self.num_iterations), ~lost)
+
+    def _per_symbol(self, gain: Tensor, sent: Transmission) -> Tensor:
+        """`gain` for each symbol of the slot."""
+        want = (sent.num_sets, self.num_users, self.num_users, self.num_symbols, self.num_subcarriers)
+        if gain.ndim != 5 or gain.shape[3] not in (1, want[3]) or (*gain.shape[:3], want[3], gain.shape[4]) != want:
+            raise UsageError(f"gain {list(gain.shape)} must be {list(want)}; the symbol axis may be 1.")
+        return gain.to(self.device, torch.complex64).expand(want)
 
 
 def _num_blocks(data_symbols: int, bits_per_data_symbol: float) -> int:
