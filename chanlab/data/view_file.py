@@ -159,7 +159,7 @@ def _write(path: Path, key: str, windows: int, view: CSIView, compute: Compute) 
                 history, target, speed = compute(rows)
                 sets["history"][start : start + len(rows)] = history.numpy()
                 sets["target"][start : start + len(rows)] = target.numpy()
-                scalars["power"][rows] = history.abs().square().mean((1, 2, 3, 4)).numpy()
+                scalars["power"][rows] = 2 * torch.view_as_real(history).square().mean((1, 2, 3, 4, 5)).numpy()
                 scalars["speed"][rows] = speed.numpy()
                 bar.update(len(rows))
         for name, values in scalars.items():

@@ -178,10 +178,12 @@ class CSIWindows(Dataset[CSIBatch]):
         if isinstance(fetched, CSIBatch):
             return fetched
         history, target = window_channels(fetched, self.view, self.carrier, self.tx_orientation)
-        power = history.abs().square().mean((1, 2, 3, 4))
+        power = 2 * torch.view_as_real(history).square().mean((1, 2, 3, 4, 5))
         variance = power * 10 ** (-fetched.snr_db / 10)
-        noisy = history + variance.sqrt()[:, None, None, None, None] * fetched.noise
-        return CSIBatch(noisy, target, variance, fetched.snr_db, fetched.sample_id, fetched.window, fetched.speed)
+        noisy = torch.addcmul(history, variance.sqrt().to(history)[:, None, None, None, None], fetched.noise)
+        return CSIBatch(
+            noisy, target.contiguous(), variance, fetched.snr_db, fetched.sample_id, fetched.window, fetched.speed
+        )
 
     def starts(self, rows: npt.NDArray[np.int64], epochs: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
         """Start times of windows on the clock of their trajectory [s].
