@@ -81,7 +81,7 @@ def settings_of(args: argparse.Namespace) -> Any:
         workers=args.workers,
         epochs=args.epochs or (2 if args.quick else None),
     )
-    return replace(settings, link_snr_db=(0.0, 10.0), coded_sets=8) if args.quick else settings
+    return replace(settings, link_snr_db=(0.0, 10.0), sets=8) if args.quick else settings
 
 
 def forget(out: Path) -> None:

@@ -6,8 +6,8 @@ import logging
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ from chanlab.records import Record
 if TYPE_CHECKING:
     from chanlab.data.recipe import Recipe
     from chanlab.data.store import Store
+    from chanlab.data.views import CSIView
+    from chanlab.link import CSIEnsemble
 
 CLASSICAL = ("ar", "pad")
 """Recipes of models/ that need no training; `no prediction` and `perfect CSI` need no recipe."""
@@ -43,7 +45,7 @@ class Settings:
         table_snr_db: That of them which the table shows.
         link_step: Step of the horizon that the link is run on.
         users: Users served at once.
-        coded_sets: Sets of users that the coded link is run on, at most.
+        sets: Sets of users that the link is run on, at most.
     """
 
     out: Path
@@ -53,11 +55,11 @@ class Settings:
     workers: int = 2
     epochs: int | None = None
     snr_db: float = 15.0
-    link_snr_db: tuple[float, ...] = (-5.0, 0.0, 5.0, 10.0, 15.0, 20.0)
+    link_snr_db: tuple[float, ...] = (0.0, 5.0, 10.0, 15.0, 20.0)
     table_snr_db: float = 10.0
     link_step: int = 2
     users: int = 4
-    coded_sets: int = 200
+    sets: int = 32
 
     @property
     def store(self) -> Path:
@@ -121,7 +123,7 @@ def judge(settings: Settings, journal: Journal, store: Store, checkpoint: Path) 
         store.content_hash,
         _digest(checkpoint),
         [models.read(name) for name in CLASSICAL],
-        [getattr(settings, name) for name in ("snr_db", "link_snr_db", "link_step", "users", "coded_sets", "seed")],
+        [getattr(settings, name) for name in ("snr_db", "link_snr_db", "link_step", "users", "sets", "seed")],
         __version__,
     )
     if journal.done("judgement", key):
@@ -137,7 +139,7 @@ def _judge(settings: Settings, store: Store, checkpoint: Path) -> list[Record]:
 
     from chanlab.cli.demo.evaluate import nmse_records
     from chanlab.csi.module import load_predictor
-    from chanlab.link import CodedLink, collect, evaluate_ensemble
+    from chanlab.link import collect
 
     config = yaml.safe_load((settings.training / "model.yaml").read_text(encoding="utf-8"))
     node = config["data"]
@@ -148,22 +150,39 @@ def _judge(settings: Settings, store: Store, checkpoint: Path) -> list[Record]:
     systems = {name: models.predictor(name, view) for name in CLASSICAL}
     systems[Path(settings.model).stem] = load_predictor(checkpoint)
     ensemble = collect(systems, _batches(data))
-    ahead = [h * view.interval for h in view.horizons]
     about: dict[str, Any] = {"data": store.recipe.name, "split": "test"}
+    ahead = [h * view.interval for h in view.horizons]
     records = nmse_records(ensemble, **about, snr_db=settings.snr_db, ahead=ahead, seeds=[settings.seed])
+    return records + link_records(settings, ensemble, view, about)
+
+
+def link_records(settings: Settings, ensemble: CSIEnsemble, view: CSIView, about: Mapping[str, Any]) -> list[Record]:
+    """Spectral efficiency and coded BLER at one step of the horizon, for a few sets of users."""
+    from chanlab.link import CodedLink, evaluate_ensemble, group_users
+
     step = min(settings.link_step, view.horizon)
-    link = CodedLink(view.num_subcarriers, num_users=settings.users, subcarrier_spacing=view.subcarrier_spacing)
-    records += evaluate_ensemble(
-        ensemble,
+    chosen = group_users(ensemble.sample_id, settings.users, seed=0)[: settings.sets].flatten()
+    some = ensemble.select(chosen)
+    now = slice(step - 1, step)
+    some = replace(some, channel=some.channel[:, :, now], csi={name: x[:, :, now] for name, x in some.csi.items()})
+    link = CodedLink(
+        view.num_subcarriers,
+        num_users=settings.users,
+        num_symbols=7,
+        pilot_symbols=[2],
+        subcarrier_spacing=view.subcarrier_spacing,
+    )
+    records = evaluate_ensemble(
+        some,
         settings.link_snr_db,
         users=settings.users,
         link=link,
-        coded_steps=[step],
-        coded_sets=settings.coded_sets,
         condition={"snr_db": settings.snr_db},
         progress=True,
         **about,
     )
+    for item in records:
+        item["condition"]["horizon"] = step  # the only one that the ensemble holds
     return records
 
 
