@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,6 +154,30 @@ def select(records: Iterable[Record], **want: Any) -> list[Record]:
         return all(lookup(item, name) == value for name, value in want.items())
 
     return [item for item in records if matches(item)]
+
+
+def over_seeds(records: Iterable[Record]) -> list[Record]:
+    """Join runs that differ in their seeds alone: mean and sample standard deviation, `n` and `seeds` added up.
+
+    Args:
+        records: Records, each of one run; those of one `KEY` become one. Fields that differ between runs, such as
+            intervals, are dropped.
+    """
+    runs: dict[str, list[Record]] = {}
+    for item in records:
+        runs.setdefault(key(item), []).append(item)
+    joined = []
+    for items in runs.values():
+        values = [float(item["value"]) for item in items if item["value"] is not None]
+        one = {name: value for name, value in items[0].items() if all(item.get(name) == value for item in items)}
+        one["value"] = statistics.fmean(values) if values else None
+        one["deviation"] = statistics.stdev(values) if len(values) > 1 else items[0]["deviation"]
+        one["n"] = sum(int(item["n"]) for item in items)
+        one["seeds"] = sorted({int(seed) for item in items for seed in item["seeds"]})
+        for name in ("command", "commit", "hardware", "date"):
+            one[name] = items[-1].get(name)
+        joined.append({name: one[name] for name in (*FIELDS, *(k for k in one if k not in FIELDS))})
+    return joined
 
 
 def lookup(item: Mapping[str, Any], name: str) -> Any:

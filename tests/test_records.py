@@ -3,7 +3,7 @@ import json
 import pytest
 
 from chanlab.errors import UsageError
-from chanlab.records import FIELDS, key, load_records, record, save_records, select
+from chanlab.records import FIELDS, key, load_records, over_seeds, record, save_records, select
 
 
 def make(system="ar", value=0.5, **more):
@@ -35,6 +35,18 @@ def test_newer_record_replaces_the_older(tmp_path):
 
 def test_key_ignores_the_order_of_conditions():
     assert key(make(condition={"a": 1, "b": 2})) == key(make(condition={"b": 2, "a": 1}))
+
+
+def test_runs_over_seeds_become_mean_and_deviation():
+    runs = [make(value=v) | {"seeds": [s], "low": v - 1} for s, v in ((1, 1.0), (2, 2.0), (3, 6.0))]
+    joined, other = over_seeds([*runs, make("pad", 0.2)])
+    assert joined["value"] == pytest.approx(3.0)
+    assert joined["deviation"] == pytest.approx(7**0.5)
+    assert joined["seeds"] == [1, 2, 3]
+    assert joined["n"] == 30
+    assert "low" not in joined
+    assert other["value"] == 0.2
+    assert tuple(joined)[: len(FIELDS)] == FIELDS
 
 
 def test_not_a_number_is_null():

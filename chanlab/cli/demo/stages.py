@@ -55,11 +55,11 @@ class Settings:
     workers: int = 2
     epochs: int | None = None
     snr_db: float = 15.0
-    link_snr_db: tuple[float, ...] = (0.0, 5.0, 10.0, 15.0, 20.0)
+    link_snr_db: tuple[float, ...] = (-5.0, 0.0, 5.0, 10.0, 15.0, 20.0)
     table_snr_db: float = 10.0
     link_step: int = 2
     users: int = 4
-    sets: int = 32
+    sets: int = 64
 
     @property
     def store(self) -> Path:
