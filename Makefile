@@ -1,7 +1,7 @@
 # chanlab: `make demo` shows the whole story in minutes, `make test` checks it, `make help` lists the rest.
 PYTHON ?= python3
 VENV ?= .venv
-# Another index for PyTorch wheels, e.g. https://download.pytorch.org/whl/cpu or .../cu128; empty: pip's own.
+# Another index for PyTorch wheels (a CUDA build, or the CPU build alone; pytorch.org lists them); empty: pip's own.
 TORCH_INDEX_URL ?=
 PYTEST_ARGS ?= -n 2 --dist worksteal
 DEMO_ARGS ?=

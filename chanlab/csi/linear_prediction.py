@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 
-def window_gram(series: Tensor, order: int, forward_backward: bool = False) -> Tensor:
+def window_gram(
+    series: Tensor, order: int, forward_backward: bool = False, dtype: torch.dtype = torch.complex128
+) -> Tensor:
     """Gram matrix of all windows of `order + 1` consecutive values: what the covariance method needs to know.
 
     Args:
@@ -19,11 +21,12 @@ def window_gram(series: Tensor, order: int, forward_backward: bool = False) -> T
         order: p.
         forward_backward: Counts each window also reversed and conjugated: right for undamped exponentials, whose
             statistics don't change under time reversal, and twice the equations.
+        dtype: Type of the arithmetic and of the result.
 
     Returns:
-        complex128 `[..., p + 1, p + 1]`, ascending time: Σ conj(x[t-p+i]) x[t-p+j] over windows and series.
+        `[..., p + 1, p + 1]`, ascending time: Σ conj(x[t-p+i]) x[t-p+j] over windows and series.
     """
-    x = series.to(torch.complex128)
+    x = series.to(dtype)
     if x.shape[-2] > order:  # many series: one product over them, of which every window is a block
         whole = x.mH @ x
         blocks = [whole[..., t : t + order + 1, t : t + order + 1] for t in range(x.shape[-1] - order)]

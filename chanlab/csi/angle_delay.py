@@ -1,0 +1,66 @@
+"""The angle-delay domain: where a channel of few paths has few strong bins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from chanlab.errors import UsageError
+
+
+def to_angle_delay(channel: Tensor, tx_shape: tuple[int, int, int]) -> Tensor:
+    """Unitary DFTs over the transmit array (sum and difference of polarizations, columns, rows) and the subcarriers.
+
+    Args:
+        channel: Complex `[batch, rx_ant, tx_ant, time, subcarrier]`.
+        tx_shape: `(polarizations, columns, rows)` of the transmit array, ports in the order of
+            `chanlab.channels.PlanarArray`.
+
+    Returns:
+        Complex `[batch, rx_ant, polarization, column, row, delay, time]`; time last, as predictors read it.
+
+    Raises:
+        UsageError: The shape doesn't multiply to the number of transmit antennas.
+    """
+    num_tx = channel.shape[2]
+    if math.prod(tx_shape) != num_tx:
+        raise UsageError(
+            f"tx_shape {list(tx_shape)} has {math.prod(tx_shape)} ports, the channel {num_tx}: "
+            "give [polarizations, columns, rows] of the transmit array"
+        )
+    x = torch.fft.ifft(channel, dim=-1, norm="ortho").movedim(-2, -1).unflatten(2, tx_shape)
+    return torch.fft.fftn(x, dim=(2, 3, 4), norm="ortho")
+
+
+def from_angle_delay(bins: Tensor) -> Tensor:
+    """Inverse of `to_angle_delay`, complex `[batch, rx_ant, tx_ant, time, subcarrier]`."""
+    x = torch.fft.ifftn(bins, dim=(2, 3, 4), norm="ortho").flatten(2, 4)
+    return torch.fft.fft(x.movedim(-1, -2), dim=-1, norm="ortho")
+
+
+def neighbours(shape: Sequence[int], device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Which bins lie next to each bin: the other polarization, and the next angles and delays, which count half.
+
+    Args:
+        shape: `[rx_ant, polarization, column, row, delay]`.
+        device: Where the result lies.
+
+    Returns:
+        Indices into the flattened bins, int64 `[bin, neighbour]`, and the neighbours' weights `[neighbour]`. Angles and
+        delays are circular, as the DFT's are.
+    """
+    index = torch.arange(math.prod(shape), device=device).reshape(*shape)
+    found, weights = [], []
+    if shape[1] == 2:
+        found.append(index.flip(1))
+        weights.append(1.0)
+    for dim in (2, 3, 4):
+        if shape[dim] > 1:
+            found += [index.roll(1, dim), index.roll(-1, dim)]
+            weights += [0.5, 0.5]
+    if not found:
+        found, weights = [index], [0.0]
+    return torch.stack(found, -1).flatten(0, -2), torch.tensor(weights, device=device)
