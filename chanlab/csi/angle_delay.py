@@ -31,14 +31,17 @@ def to_angle_delay(channel: Tensor, tx_shape: tuple[int, int, int]) -> Tensor:
             f"tx_shape {list(tx_shape)} has {math.prod(tx_shape)} ports, the channel {num_tx}: "
             "give [polarizations, columns, rows] of the transmit array"
         )
-    x = torch.fft.ifft(channel, dim=-1, norm="ortho").movedim(-2, -1).unflatten(2, tx_shape)
-    return torch.fft.fftn(x, dim=(2, 3, 4), norm="ortho")
+    x = torch.fft.ifft(channel, dim=-1, norm="ortho").movedim(-2, -1)
+    x = x.reshape(*x.shape[:2], *tx_shape, *x.shape[3:])
+    bins: Tensor = torch.fft.fftn(x, dim=(2, 3, 4), norm="ortho")
+    return bins
 
 
 def from_angle_delay(bins: Tensor) -> Tensor:
     """Inverse of `to_angle_delay`, complex `[batch, rx_ant, tx_ant, time, subcarrier]`."""
     x = torch.fft.ifftn(bins, dim=(2, 3, 4), norm="ortho").flatten(2, 4)
-    return torch.fft.fft(x.movedim(-1, -2), dim=-1, norm="ortho")
+    channel: Tensor = torch.fft.fft(x.movedim(-1, -2), dim=-1, norm="ortho")
+    return channel
 
 
 def neighbours(shape: Sequence[int], device: torch.device | None = None) -> tuple[Tensor, Tensor]:

@@ -161,7 +161,7 @@ class LLM(nn.Module):
         others = self.others.exp()
         future = stats.predict_by_tap(others[0], others[1], self.horizons).flatten(1, 5)
         future = future.scatter(1, stats.index[..., None].expand_as(strong), strong)
-        return from_angle_delay(future.unflatten(1, x.shape[1:6]))
+        return from_angle_delay(future.reshape(*x.shape[:6], self.horizons))
 
     def _patches(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Temporal covariance and level by groups of delay taps; each tap's group.
@@ -187,14 +187,14 @@ class LLM(nn.Module):
         mean = level / member.sum(1)
         scalars = torch.stack([mean / mean[:, -1:].clamp(min=tiny), level / level.sum(-1, keepdim=True)], -1)
         scalars = scalars.nan_to_num().clamp(1e-6, 1e6).log10()
-        rows = torch.view_as_real(covariance).unflatten(2, (-1, self.patch)).flatten(3)
+        rows = torch.view_as_real(covariance).reshape(*level.shape, self.history // self.patch, -1)
         return torch.cat([rows, scalars[:, :, None].expand(-1, -1, rows.shape[2], -1)], -1), group
 
     def _read(self, patches: Tensor) -> Tensor:
         """What the language model makes of patches `[batch, group, token, ...]`: `[batch, group, features]`."""
         encoded = self.encode(patches) + self.place
         hidden = self.head(self.backbone(self.embed(encoded.transpose(1, 2).flatten(2))))
-        hidden = hidden.unflatten(-1, (self.taps + 1, -1)).transpose(1, 2)
+        hidden = hidden.reshape(*hidden.shape[:2], self.taps + 1, -1).transpose(1, 2)
         context: Tensor = self.context(torch.cat([encoded, hidden], -1).flatten(2))
         return context
 

@@ -47,7 +47,7 @@ class Statistics:
         own = self._pick(series, self.index)
         self.last = own[..., -order:]
         index, weight = neighbours(x.shape[1:6], x.device)
-        around = self._pick(series, index[self.index].flatten(1)).unflatten(1, (-1, len(weight)))
+        around = self._pick(series, index[self.index].flatten(1)).reshape(*own.shape[:2], len(weight), -1)
         self.own = self._gram(own[..., None, :])
         around = self._gram(around * weight.sqrt()[:, None])
         pick = self.tap_of_bin[..., None, None].expand_as(self.own)
@@ -96,7 +96,8 @@ class Statistics:
         coefficients = _solve(_unit(self.tap) + whole * _unit(self.whole), loading * noise)
         series = self.x.movedim(5, 1)
         future = extrapolate(series[..., -self.order :].flatten(2, 5), coefficients, horizons)
-        return future.unflatten(2, series.shape[2:-1]).movedim(1, 5) * self.shrink[..., None]
+        future = future.reshape(*series.shape[:-1], horizons).movedim(1, 5)
+        return future * self.shrink[..., None]
 
 
 def _solve(gram: Tensor, loading: Tensor) -> Tensor:
