@@ -13,13 +13,10 @@ from torch.nn.functional import softplus
 _SCALES = (0.5, 0.7, 1.0, 1.4, 2.0)
 
 
-def iteration_stages(num_iterations: int, first: int = 5) -> list[int]:
-    """Iterations of each stage: `first`, as many again, then the rest: 20 -> [5, 5, 10]."""
-    stages: list[int] = []
-    for size in (first, first):
-        if num_iterations - sum(stages) > size:
-            stages.append(size)
-    return [*stages, num_iterations - sum(stages)]
+def iteration_stages(num_iterations: int) -> list[int]:
+    """Iterations of each stage: looks after 2, 5 and 10, then at the end: 20 -> [2, 3, 5, 10]."""
+    looks = [look for look in (2, 5, 10) if look < num_iterations] + [num_iterations]
+    return [look - before for before, look in zip([0, *looks], looks, strict=False)]
 
 
 def llr_information(llr: Tensor, code_bits: Tensor) -> Tensor:

@@ -113,12 +113,12 @@ def test_stages_resume_where_the_decoder_was():
     bits = torch.randint(0, 2, (40, 100), generator=g).float()
     y = 2 * encoder(bits) - 1
     llr = 2 / 0.85**2 * (y + 0.85 * torch.randn(y.shape, generator=g))
-    assert iteration_stages(20) == [5, 5, 10]
-    assert iteration_stages(8) == [5, 3]
-    assert iteration_stages(3) == [3]
+    assert iteration_stages(20) == [2, 3, 5, 10]
+    assert iteration_stages(8) == [2, 3, 3]
+    assert iteration_stages(2) == [2]
     every = torch.ones(40, dtype=torch.bool)
     once = block_errors(decoder, llr, bits, [20], every)
-    assert torch.equal(block_errors(decoder, llr, bits, [5, 5, 10], every, chunk=16), once)
+    assert torch.equal(block_errors(decoder, llr, bits, [2, 3, 5, 10], every, chunk=16), once)
     assert bool(block_errors(decoder, llr, bits, [20], ~every).all())
 
 
