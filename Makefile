@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # Another index for PyTorch wheels (a CUDA build, or the CPU build alone; pytorch.org lists them); empty: pip's own.
 TORCH_INDEX_URL ?=
-PYTEST_ARGS ?= -n 2 --dist worksteal
+PYTEST_ARGS ?= -n 2 --dist loadfile
 DEMO_ARGS ?=
 BACKBONE ?= smollm2-135m
 

@@ -26,9 +26,9 @@ LEARN = {
 
 LEARN_EPILOG = """\
 examples:
-  chanlab {command} --config models/csi/gru.yaml{more}
-  chanlab {command} --config models/csi/gru.yaml --trainer.devices 1 --data.batch_size 32
-  chanlab {command} --config models/csi/gru.yaml --print_config
+  chanlab {command} --config gru{more}
+  chanlab {command} --config models/csi/gru.yaml{more} --data.store data/mine --data.batch_size 64
+  chanlab {command} --config gru --print_config
 """
 
 
@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         "  chanlab doctor                                      what works here, and the remedy for what does not\n"
         "  chanlab demo                                        the whole story in minutes\n"
         "  chanlab generate two_ray --out out/two_ray          a small data set in seconds\n"
-        "  chanlab fit --config models/csi/gru.yaml            train a predictor\n\n"
+        "  chanlab fit --config gru                            train a predictor\n\n"
         "Exit codes: 2 for a mistake in what was asked, 1 for a failure. `chanlab COMMAND --help` tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name in COMMANDS:
         importlib.import_module(f"chanlab.cli.{name}").add_parser(commands)
     for name, summary in LEARN.items():
-        commands.add_parser(name, help=f"{summary} (Lightning's command line)", add_help=False)
+        commands.add_parser(name, help=summary, add_help=False)
     return parser
 
 
@@ -113,7 +113,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _learn(arguments: list[str]) -> int:
     command = arguments[0]
     if {"-h", "--help"} & set(arguments[1:]):
-        more = "" if command == "fit" else " --ckpt_path out/gru/last.ckpt"
+        more = "" if command == "fit" else " --ckpt_path best"
         print(LEARN_EPILOG.format(command=command, more=more))
     from chanlab.cli.lightning import main as learn
 

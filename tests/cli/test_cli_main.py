@@ -111,3 +111,13 @@ def test_small_prints():
     assert [time_text(s) for s in (1.24, 45, 200, 7500)] == ["1.2 s", "45 s", "3 min 20 s", "2 h 5 min"]
     assert [bytes_text(n) for n in (999, 1500, 2.5e9)] == ["999 B", "1.5 kB", "2.5 GB"]
     assert table(["a", "b"], [["x", "1"], ["long", "22"]]).splitlines()[-1] == "long  22"
+
+
+def test_fit_has_help_with_an_example(capsys):
+    assert cli.main(["fit", "--help"]) == 0
+    assert "chanlab fit --config gru" in capsys.readouterr().out
+
+
+def test_fit_without_a_model_is_a_users_mistake(capsys):
+    assert cli.main(["fit", "--config", "no_such_model"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
