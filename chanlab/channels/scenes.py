@@ -158,12 +158,12 @@ class SceneSource:
         for number, wanted in groups.items():
             members = range(number * self.group, (number + 1) * self.group)
             motion = self.motion(members, seed)
-            index = torch.tensor([int(ids[place]) - members[0] for place in wanted])
-            motions.append({name: x[index] for name, x in vars(motion).items()})
-            paths.append(self._trace(motion, seed)[index])
+            rows = [int(ids[place]) - members[0] for place in wanted]
+            motions.append({name: x[rows] for name, x in vars(motion).items()})
+            paths.append(_rows(self._trace(motion, seed), rows))
             places += wanted
-        order = torch.argsort(torch.tensor(places))
-        found = Paths.cat(paths)[order]
+        order = sorted(range(len(places)), key=places.__getitem__)
+        found = _rows(_cat(paths), order)
         merged = {name: torch.cat([m[name] for m in motions])[order] for name in motions[0]}
         return Links(
             paths=found.trim() if found.num_paths else found,
@@ -187,7 +187,7 @@ class SceneSource:
             self._tracer().trace(positions[i : i + size], velocities[i : i + size], self.physics, seed % 2**32)
             for i in range(0, len(rows), size)
         ]
-        flat = Paths.cat(solves)[:total]
+        flat = _cat(solves)[:total]
         return Paths(
             **{name: x.reshape(*shape, *x.shape[1:]) for name, x in vars(flat).items() if name != "carrier"},
             carrier=flat.carrier,
@@ -198,3 +198,12 @@ class SceneSource:
         self._tracer()
         found = {name: importlib.metadata.version(name) for name in ("sionna", "sionna-rt", "mitsuba", "drjit")}
         return found | {"mitsuba-variant": str(sys.modules["mitsuba"].variant())}
+
+
+def _cat(parts: list[Paths]) -> Paths:
+    return parts[0] if len(parts) == 1 else Paths.cat(parts)
+
+
+def _rows(paths: Paths, rows: list[int]) -> Paths:
+    """These rows of the first axis; no copy if they are all of them in order."""
+    return paths if rows == list(range(len(paths.mask))) else paths[torch.tensor(rows)]
