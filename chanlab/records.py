@@ -7,6 +7,7 @@ tables of the cards are made from them, so that no figure is copied by hand.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import math
 import os
@@ -185,6 +186,7 @@ def lookup(item: Mapping[str, Any], name: str) -> Any:
     return item[name] if name in item else (item.get("condition") or {}).get(name)
 
 
+@functools.cache
 def commit() -> str | None:
     """Commit of the checkout that chanlab runs from, `-dirty` appended if tracked files changed; None outside one."""
     root = Path(__file__).resolve().parents[1]

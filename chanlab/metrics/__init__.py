@@ -1,7 +1,10 @@
 """One definition of each metric: functions, torchmetrics classes that reduce over processes, bootstrap intervals."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from chanlab.metrics.bootstrap import Interval, bootstrap_interval
-from chanlab.metrics.classes import NMSE, SGCS, BeamGainLoss, NMSEByStep, SpectralEfficiency
 from chanlab.metrics.functional import NMSEReduction, nmse, nmse_by_step, nmse_terms, sgcs, to_db
 from chanlab.metrics.rates import (
     beam_gain_loss_db,
@@ -12,6 +15,9 @@ from chanlab.metrics.rates import (
     spectral_efficiency,
     sum_rate,
 )
+
+if TYPE_CHECKING:
+    from chanlab.metrics.classes import NMSE, SGCS, BeamGainLoss, NMSEByStep, SpectralEfficiency
 
 __all__ = [
     "NMSE",
@@ -35,3 +41,12 @@ __all__ = [
     "sum_rate",
     "to_db",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The classes, when first asked for: torchmetrics takes seconds to import, and functions don't need it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from chanlab.metrics import classes
+
+    return getattr(classes, name)
