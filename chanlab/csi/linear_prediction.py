@@ -71,6 +71,30 @@ def coefficients(
     return solution
 
 
+def stabilise(coefficients: Tensor) -> Tensor:
+    """Moves poles outside the unit circle onto it: no path grows exponentially, but an iterated fit to noise may.
+
+    Args:
+        coefficients: `[..., p]`, ascending time.
+
+    Returns:
+        complex128 `[..., p]`; unchanged where all poles lie inside.
+    """
+    order = coefficients.shape[-1]
+    companion = torch.diag_embed(torch.ones(order - 1, dtype=coefficients.dtype, device=coefficients.device), -1)
+    companion = companion.expand(*coefficients.shape, order).clone()
+    companion[..., 0, :] = coefficients.flip(-1)
+    poles = torch.linalg.eigvals(companion)
+    outside = poles.abs() > 1.0
+    poles = torch.where(outside, poles / poles.abs(), poles)
+    polynomial = torch.zeros(*coefficients.shape[:-1], order + 1, dtype=poles.dtype, device=poles.device)
+    polynomial[..., 0] = 1.0
+    for i in range(order):
+        shifted = torch.nn.functional.pad(polynomial, (1, 0))[..., :-1]
+        polynomial = polynomial - poles[..., i : i + 1] * shifted
+    return torch.where(outside.any(-1, keepdim=True), -polynomial[..., 1:].flip(-1), coefficients)
+
+
 def extrapolate(last: Tensor, coefficients: Tensor, horizons: int) -> Tensor:
     """Continues series by iterating their one-step prediction.
 

@@ -1,7 +1,7 @@
 import torch
 from exponentials import exponentials
 
-from chanlab.csi.linear_prediction import coefficients, extrapolate, window_gram
+from chanlab.csi.linear_prediction import coefficients, extrapolate, stabilise, window_gram
 
 
 def series(num_paths=2, num_steps=12):
@@ -50,3 +50,22 @@ def test_extrapolating_is_iterating_one_step():
         nxt = (state @ found[..., None])[..., 0]
         assert torch.allclose(at_once[..., step], nxt.to(torch.complex64), atol=1e-5)
         state = torch.cat([state[..., 1:], nxt[..., None]], -1)
+
+
+def polynomial(poles):
+    """Coefficients, ascending time, whose poles are given."""
+    found = torch.ones(1, dtype=torch.complex128)
+    for pole in poles:
+        found = torch.nn.functional.pad(found, (0, 1)) - pole * torch.nn.functional.pad(found, (1, 0))
+    return -found[1:].flip(0)
+
+
+def test_only_growing_poles_are_moved_onto_the_unit_circle():
+    decaying = [0.9, 0.5j, -0.7 + 0.1j]
+    growing = torch.polar(torch.tensor([1.0, 0.9, 1.7]), torch.tensor([0.2, -1.0, 2.5])).to(torch.complex128)
+    onto = torch.polar(torch.tensor([1.0, 0.9, 1.0]), torch.tensor([0.2, -1.0, 2.5])).to(torch.complex128)
+    both = torch.stack([polynomial(decaying), polynomial(growing)])
+    stable = stabilise(both)
+    assert torch.equal(stable[0], both[0])
+    assert torch.allclose(stable[1], polynomial(onto), atol=1e-6)
+    assert stabilise(torch.tensor([[2.0j]], dtype=torch.complex128)).abs().item() == 1.0
