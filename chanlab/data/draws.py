@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
 START, SNR, NOISE = 1, 2, 3
-"""Streams: where a window starts, its SNR, its noise. 0 is what `sample_generator` gives trajectories."""
+"""Streams: where a window starts, its SNR, its noise."""
 
 FIXED = 2**32 - 1
 """The epoch of windows that are the same in every epoch."""
@@ -17,7 +17,7 @@ FIXED = 2**32 - 1
 
 def uniform(seed: int, sample_id: int, window: int, epoch: int, stream: int) -> float:
     """A number in [0, 1)."""
-    return float(_state(seed, sample_id, window, epoch, stream) >> 11) / 2.0**53
+    return float(hashed(seed, sample_id, window, epoch, stream) >> 11) / 2.0**53
 
 
 def fill_noise(window: Tensor, deviation: float, seed: int, sample_id: int, index: int, epoch: int) -> None:
@@ -37,10 +37,10 @@ def fill_noise(window: Tensor, deviation: float, seed: int, sample_id: int, inde
     if deviation == 0:
         real.zero_()
         return
-    generator = torch.Generator().manual_seed(_state(seed, sample_id, index, epoch, NOISE) >> 1)
+    generator = torch.Generator().manual_seed(hashed(seed, sample_id, index, epoch, NOISE) >> 1)
     real.normal_(0.0, deviation * math.sqrt(0.5), generator=generator)
 
 
-def _state(seed: int, sample_id: int, window: int, epoch: int, stream: int) -> int:
-    sequence = np.random.SeedSequence([seed, sample_id, stream], spawn_key=(window, epoch))
-    return int(sequence.generate_state(1, np.uint64)[0])
+def hashed(*key: int) -> int:
+    """64 bits that look random and are the same with every version of every library."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from chanlab.data.draws import hashed
 from chanlab.data.views import PathWindows
 from chanlab.data.windows import CSIBatch, CSIWindows
 
@@ -57,8 +58,7 @@ class WindowSampler(DistributedSampler[CSIBatch]):
         epoch = self.epoch if self.clock is None else self.clock()
         order = np.arange(self.count)
         if self.shuffle:
-            state = np.random.SeedSequence([self.seed, epoch, 0], spawn_key=(self.count,)).generate_state(2)
-            generator = torch.Generator().manual_seed(int(state[0]) << 31 ^ int(state[1]))
+            generator = torch.Generator().manual_seed(hashed(self.seed, epoch, self.count) >> 1)
             order = torch.randperm(self.count, generator=generator).numpy()
         if self.even:
             order = np.resize(order, len(self) * self.num_replicas)

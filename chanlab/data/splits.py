@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from scipy.spatial import cKDTree
 
 from chanlab.channels.source import Motion
+from chanlab.data.draws import hashed
 from chanlab.errors import UsageError
 
 SPLITS = ("guard", "train", "val", "test")
@@ -133,7 +133,7 @@ def assign_splits(
 
 
 def _by_trajectory(ids: npt.NDArray[np.int64], spec: SplitSpec, seed: int) -> Codes:
-    order = np.argsort([_hash(seed, int(i)) for i in ids], kind="stable")
+    order = np.argsort([hashed(seed, int(i)) for i in ids], kind="stable")
     codes = np.zeros(len(ids), np.int8)
     start = 0
     for code, count in _counts(len(ids), spec).items():
@@ -151,7 +151,7 @@ def _by_cell(xy: npt.NDArray[np.float64], spec: SplitSpec, seed: int) -> Codes:
     # Deal cells in an order of their hash, each to the split that lacks most samples.
     lacking = {code: float(count) for code, count in _counts(len(xy), spec).items()}
     owner = np.zeros(len(unique), np.int8)
-    for cell in sorted(range(len(unique)), key=lambda c: _hash(seed, *(int(v) for v in unique[c]))):
+    for cell in sorted(range(len(unique)), key=lambda c: hashed(seed, *(int(v) for v in unique[c]))):
         code = max(lacking, key=lambda c: lacking[c])
         owner[cell] = code
         lacking[code] -= start_cell[cell]
@@ -208,11 +208,6 @@ def _require_all(codes: Codes, spec: SplitSpec, when: str) -> None:
     if empty:
         counts = ", ".join(f"{name} {int((codes == code).sum())}" for code, name in enumerate(SPLITS))
         raise UsageError(f"no sample is left for {' and '.join(empty)} {when} ({counts}): {_EMPTY_HELP}.")
-
-
-def _hash(*key: int) -> int:
-    """A number that looks random and is the same with every version of every library."""
-    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")
 
 
 def _is_number(x: object) -> bool:

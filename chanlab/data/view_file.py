@@ -89,7 +89,9 @@ class ViewFile:
 
     def _map(self) -> tuple[npt.NDArray[np.complex64], npt.NDArray[np.complex64]]:
         if self._maps is None:
-            history, target = (np.memmap(self.path, np.complex64, "r", offset, shape) for shape, offset in self._layout)
+            history, target = (
+                np.asarray(np.memmap(self.path, np.complex64, "r", offset, shape)) for shape, offset in self._layout
+            )
             self._maps = (history, target)
         return self._maps
 

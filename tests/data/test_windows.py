@@ -234,3 +234,15 @@ def test_wrong_arguments(store, arguments, message):
         CSIWindows(store, **{"split": "train", **arguments})
     with pytest.raises(IndexError):
         CSIWindows(store, "val")[10_000]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_learners_device_changes_nothing(store):
+    w = CSIWindows(store, "train")
+    fetched = w.__getitems__(range(16))
+    cpu, cuda = w.to_batch(fetched), w.to_batch(type(fetched)(*(x.cuda() for x in fetched)))
+    for x, y in zip(cuda, cpu, strict=True):
+        assert x.is_cuda
+        scale = max(float(y.abs().max()), 1e-30)
+        torch.testing.assert_close(x.cpu() / scale, y / scale, rtol=0, atol=2e-5)
