@@ -123,6 +123,9 @@ class Paths:
                 f"can't pad {self.num_paths} paths of depth {have_depth} to {num_paths} of depth {depth or have_depth}"
             )
 
+        if not extra and not extra_depth:
+            return self
+
         def grow(name: str, x: Tensor) -> Tensor:
             if name == "interactions":
                 return torch.nn.functional.pad(x, (0, extra, 0, extra_depth))
@@ -132,6 +135,8 @@ class Paths:
 
     def trim(self) -> Paths:
         """Drop trailing entries that no link of the batch uses; needs canonical order (`sort`)."""
+        if not self.mask.numel():
+            return self._map(lambda _, x: x[..., :0])
         used = self.mask.reshape(-1, self.num_paths).any(0).nonzero()
         n = int(used.max()) + 1 if used.numel() else 0
         return self._map(lambda _, x: x[..., :n])

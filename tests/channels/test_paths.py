@@ -97,3 +97,12 @@ def test_random_numbers_depend_on_seed_sample_and_stream():
 
     assert draw(1, 2) == draw(1, 2, 0)
     assert len({draw(seed, sample, stream) for seed in range(5) for sample in range(20) for stream in range(4)}) == 400
+
+
+def test_links_without_any_path_can_be_trimmed_and_padded():
+    """Users that no ray reaches are links too."""
+    none = random_paths(3, num_paths=4)._map(lambda _, x: x[..., :0])
+    assert none.trim().num_paths == 0
+    assert none.sort().pad(2).mask.shape == (3, 2)
+    assert (cfr(none, ARRAY, ARRAY, F) == 0).all()
+    assert Paths.cat([none, random_paths(2, num_paths=4)]).mask.sum(-1)[:3].tolist() == [0, 0, 0]
