@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from chanlab.csi.angle_delay import neighbours
-from chanlab.csi.linear_prediction import extrapolate, num_equations, window_gram
+from chanlab.csi.linear_prediction import extrapolate, num_equations, stabilise, window_gram
+
+GROWTH = 1.5
+"""Growth in power above which a prediction is looked at for unstable poles."""
 
 
 class Statistics:
@@ -67,18 +70,27 @@ class Statistics:
     def _pick(series: Tensor, index: Tensor) -> Tensor:
         return series.gather(1, index[..., None].expand(-1, -1, series.shape[-1]))
 
-    def predict(self, weights: Tensor, loading: Tensor, horizons: int) -> Tensor:
+    def predict(self, weights: Tensor, loading: Tensor, horizons: int, stable: bool = False) -> Tensor:
         """Predicts the strong bins, complex `[batch, bin, horizon]`.
 
         Args:
             weights: How much each bin borrows from its neighbours, its tap and the whole, `[batch, bin, 3]`.
             loading: Diagonal loading in units of the noise, `[batch, bin]`.
             horizons: Number of steps.
+            stable: Moves poles outside the unit circle onto it, in bins whose prediction grows beyond `GROWTH` times
+                the mean power of what it is made from: no path grows, but a fit to noise may. Not for training, as
+                poles have no useful gradient.
         """
         borrowed = sum(w[..., None, None] * source for w, source in zip(weights.unbind(-1), self.sources, strict=True))
         matrix = self.own + self.level[..., None, None] * borrowed
         coefficients = _solve(matrix, loading * self.rows * self.noise[:, None])
-        return extrapolate(self.last[..., None, :], coefficients, horizons)[..., 0, :]
+        future = extrapolate(self.last[..., None, :], coefficients, horizons)[..., 0, :]
+        if stable:
+            grown = future.abs().square().amax(-1) > GROWTH * self.last.abs().square().mean(-1)
+            steady = stabilise(coefficients[grown]).to(future.dtype)
+            future = future.clone()
+            future[grown] = extrapolate(self.last[grown][:, None], steady, horizons)[:, 0]
+        return future
 
     def predict_by_tap(self, whole: Tensor, loading: Tensor, horizons: int) -> Tensor:
         """Predicts every bin with its tap's coefficients, shrunk by its signal share.

@@ -45,4 +45,5 @@ def noisy(channels: Tensor, snr_db: float, seed: int = 0) -> tuple[Tensor, Tenso
 
 def nmse_db(prediction: Tensor, target: Tensor) -> float:
     """Pooled NMSE [dB]."""
-    return 10 * math.log10((prediction - target).abs().square().sum() / target.abs().square().sum())
+    error = (prediction - target).detach()
+    return 10 * math.log10(error.abs().square().sum() / target.abs().square().sum())

@@ -174,6 +174,20 @@ def test_borrowing_leads_from_each_bin_alone_to_all_together():
     assert torch.allclose(shared[..., 0], first, atol=1e-2 * float(first.abs().max()))
 
 
+def test_unstable_fits_are_held():
+    """A history that grows isn't continued exponentially; one that doesn't grow is left alone."""
+    steps = torch.arange(T)
+    growing = torch.exp((0.1 + 0.5j) * steps).to(torch.complex64)
+    steady = torch.exp(0.5j * steps).to(torch.complex64)
+    bins = torch.stack([growing, steady]).reshape(2, 1, 1, 1, 1, 1, T)
+    stats = Statistics(bins, torch.full((2,), 1e-6), order=2, bins=1)
+    zero, loading = torch.zeros(2, 1, 3), torch.ones(2, 1)
+    free, held = (stats.predict(zero, loading, 20, stable=stable) for stable in (False, True))
+    assert free[0, 0, -1].abs() > 5 * growing[-1].abs(), "exp(2), nearly"
+    assert held[0, 0, -1].abs() < 2.5 * growing[-1].abs()
+    assert torch.equal(free[1], held[1])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
