@@ -123,6 +123,8 @@ def _plot(records: Sequence[Record], options: dict[str, str], card: Path, write:
                 axes.errorbar(x, y, spread, label=label, color=color, ls=line, marker=marker, capsize=2)
         unit = records[0]["unit"]
         tidy(axes, "", options["columns"], f"{records[0]['metric']} [{unit}]" if unit else str(records[0]["metric"]))
+        if all(isinstance(lookup(r, options["columns"]), int) for r in records):
+            axes.xaxis.get_major_locator().set_params(integer=True)
         if options.get("log") == "true":
             axes.set_yscale("log")
         axes.legend(fontsize=8, frameon=False)

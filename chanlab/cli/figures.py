@@ -84,7 +84,8 @@ def draw_scene(
         title: Title of the axes.
     """
     if triangles is not None and len(triangles):
-        axes.add_collection(PolyCollection(list(triangles), facecolor=COLORS["building"], edgecolor="none", zorder=1))
+        buildings = PolyCollection(list(triangles), facecolor=COLORS["building"], edgecolor="none", zorder=1)
+        axes.add_collection(buildings, autolim=False)  # in a whole city a few streets of users would be too small
     for split in ("guard", "train", "val", "test"):
         users = [np.asarray(user)[:, :2] for user in tracks.get(split, ())]
         if not users:
@@ -98,6 +99,7 @@ def draw_scene(
     axes.scatter(
         transmitter[0], transmitter[1], marker="^", s=70, color=COLORS["transmitter"], zorder=5, label="transmitter"
     )
+    axes.margins(0.15)
     axes.autoscale_view()
     axes.set_aspect("equal", adjustable="datalim")
     tidy(axes, title, "x [m]", "y [m]")
