@@ -101,6 +101,8 @@ def _table(records: Sequence[Record], options: dict[str, str]) -> str:
 
 
 def _plot(records: Sequence[Record], options: dict[str, str], card: Path, write: bool) -> str:
+    from matplotlib.ticker import MaxNLocator
+
     from chanlab.cli.demo.figures import STYLES
     from chanlab.cli.figures import new_figure, save, tidy
 
@@ -124,7 +126,7 @@ def _plot(records: Sequence[Record], options: dict[str, str], card: Path, write:
         unit = records[0]["unit"]
         tidy(axes, "", options["columns"], f"{records[0]['metric']} [{unit}]" if unit else str(records[0]["metric"]))
         if all(isinstance(lookup(r, options["columns"]), int) for r in records):
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if options.get("log") == "true":
             axes.set_yscale("log")
         axes.legend(fontsize=8, frameon=False)
