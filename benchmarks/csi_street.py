@@ -4,8 +4,8 @@ Example:
     python benchmarks/csi_street.py --models llm --seeds 1 2 3
     python benchmarks/csi_street.py --models gru transformer --seeds 1 --out out/csi_street
 
-Every learned predictor is trained through `chanlab fit` by its recipe in models/csi; AR's order was chosen on the
-validation split. Goes on where it stopped. Writes records to models/csi/results.json; `make cards` renews the card.
+Every learned predictor is trained through `chanlab fit` by its recipe in models/csi; how AR's and PAD's orders were
+chosen, the card says. Goes on where it stopped. Writes records to models/csi/results.json; `make cards` renews the card.
 """
 
 from __future__ import annotations

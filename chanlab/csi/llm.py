@@ -17,7 +17,7 @@ from chanlab.errors import MissingDependencyError, UsageError
 Tuning = Literal["norms", "lora", "frozen", "full"]
 
 # How far each bin borrows from its neighbours, its delay tap and the whole channel, and how much noise its equations
-# are loaded with, before anything is learned: the best of a grid on ray-traced channels at 15 dB.
+# are loaded with, before anything is learned: a good point of a coarse grid on ray-traced channels.
 INITIAL = (0.3, 0.1, 0.03, 4.0)
 
 

@@ -30,8 +30,8 @@ class PAD(nn.Module):
 
     Args:
         horizons: Number of steps predicted.
-        order: Order of linear prediction, capped at half the history (a bin gives as many equations as that). From 16
-            noisy snapshots, 6 predicts better than the 8 that the literature takes.
+        order: Order of linear prediction, capped at half the history (a bin gives as many equations as that). The
+            literature takes 8; of 16 noisy snapshots 6 leaves more equations.
         power: Fraction of a sample's power that the kept bins hold together, the strongest first.
         denoise: Leaves noise out by its variance; `forward` needs `noise_variance` then.
         margin: With `denoise`, a bin is kept if its mean power exceeds the noise's by this many standard deviations.
