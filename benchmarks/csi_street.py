@@ -5,7 +5,7 @@ Example:
     python benchmarks/csi_street.py --models gru transformer --seeds 1 --out out/csi_street
 
 Every learned predictor is trained through `chanlab fit` by its recipe in models/csi; how AR's and PAD's orders were
-chosen, the card says. Goes on where it stopped. Writes records to models/csi/results.json; `make cards` renews the card.
+chosen, the card says. Goes on where it stopped. Writes records to models/csi/results.json; then `make cards`.
 """
 
 from __future__ import annotations
