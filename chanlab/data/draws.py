@@ -41,6 +41,6 @@ def fill_noise(window: Tensor, deviation: float, seed: int, sample_id: int, inde
     real.normal_(0.0, deviation * math.sqrt(0.5), generator=generator)
 
 
-def hashed(*key: int) -> int:
+def hashed(*key: int | str) -> int:
     """64 bits that look random and are the same with every version of every library."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")
