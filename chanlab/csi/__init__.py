@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from chanlab.csi.baselines import NoPrediction
     from chanlab.csi.gru import GRU
     from chanlab.csi.llm import LLM
+    from chanlab.csi.llm4cp import LLM4CP
     from chanlab.csi.module import CSIPredictionModule, load_predictor
     from chanlab.csi.pad import PAD
     from chanlab.csi.predictor import Predictor, is_trainable
@@ -21,6 +22,7 @@ _HOMES = {
     "CSIPredictionModule": "module",
     "GRU": "gru",
     "LLM": "llm",
+    "LLM4CP": "llm4cp",
     "NoPrediction": "baselines",
     "PAD": "pad",
     "PredictionWriter": "writer",
@@ -34,6 +36,7 @@ __all__ = [
     "AR",
     "GRU",
     "LLM",
+    "LLM4CP",
     "PAD",
     "CSIPredictionModule",
     "NoPrediction",
