@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chanlab.data.datamodule import CSIDataModule
     from chanlab.data.executor import Executor, LocalExecutor
+    from chanlab.data.impairments import Impairments
+    from chanlab.data.protocol import Cell, Condition, Protocol, find_protocol
     from chanlab.data.recipe import Recipe, find_recipe, load_recipe
     from chanlab.data.splits import SPLITS, SplitSpec, assign_splits
     from chanlab.data.store import Store
+    from chanlab.data.streamed import SampleRequest, StreamedCSI
+    from chanlab.data.streamed_datamodule import StreamedCSIDataModule
     from chanlab.data.verify import VerifyReport
     from chanlab.data.windows import CSIBatch, CSIWindows
 
@@ -22,14 +26,22 @@ _MODULES = {
     "CSIBatch": "windows",
     "CSIDataModule": "datamodule",
     "CSIWindows": "windows",
+    "Cell": "protocol",
+    "Condition": "protocol",
     "Executor": "executor",
+    "Impairments": "impairments",
     "LocalExecutor": "executor",
+    "Protocol": "protocol",
     "Recipe": "recipe",
     "SPLITS": "splits",
+    "SampleRequest": "streamed",
     "SplitSpec": "splits",
     "Store": "store",
+    "StreamedCSI": "streamed",
+    "StreamedCSIDataModule": "streamed_datamodule",
     "VerifyReport": "verify",
     "assign_splits": "splits",
+    "find_protocol": "protocol",
     "find_recipe": "recipe",
     "load_recipe": "recipe",
 }
@@ -39,13 +51,21 @@ __all__ = [
     "CSIBatch",
     "CSIDataModule",
     "CSIWindows",
+    "Cell",
+    "Condition",
     "Executor",
+    "Impairments",
     "LocalExecutor",
+    "Protocol",
     "Recipe",
+    "SampleRequest",
     "SplitSpec",
     "Store",
+    "StreamedCSI",
+    "StreamedCSIDataModule",
     "VerifyReport",
     "assign_splits",
+    "find_protocol",
     "find_recipe",
     "load_recipe",
 ]

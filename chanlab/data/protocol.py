@@ -139,7 +139,7 @@ class Protocol:
             UsageError: There is no such set.
         """
         if name not in self.conditions:
-            raise UsageError(f"unknown set {name!r} of {self.name}; sets are {', '.join(self.conditions)}.")
+            raise UsageError(f"unknown set of cells {name!r} in {self.name}; there are {', '.join(self.conditions)}.")
         return self.cells["regular" if name == "robustness" else name]
 
     def cell_numbers(self, cells: tuple[Cell, ...]) -> list[int]:
