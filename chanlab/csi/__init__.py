@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from chanlab.csi.module import CSIPredictionModule, load_predictor
     from chanlab.csi.pad import PAD
     from chanlab.csi.predictor import Predictor, is_trainable
+    from chanlab.csi.protocol_evaluation import ProtocolResult, evaluate_protocol, protocol_records
     from chanlab.csi.transformer import Transformer
     from chanlab.csi.writer import PredictionWriter
 
@@ -27,9 +28,12 @@ _HOMES = {
     "PAD": "pad",
     "PredictionWriter": "writer",
     "Predictor": "predictor",
+    "ProtocolResult": "protocol_evaluation",
     "Transformer": "transformer",
+    "evaluate_protocol": "protocol_evaluation",
     "is_trainable": "predictor",
     "load_predictor": "module",
+    "protocol_records": "protocol_evaluation",
 }
 
 __all__ = [
@@ -42,9 +46,12 @@ __all__ = [
     "NoPrediction",
     "PredictionWriter",
     "Predictor",
+    "ProtocolResult",
     "Transformer",
+    "evaluate_protocol",
     "is_trainable",
     "load_predictor",
+    "protocol_records",
 ]
 
 

@@ -39,6 +39,7 @@ def bootstrap_interval(
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
+    strata: Values | None = None,
 ) -> Interval:
     """Percentile interval of a mean, a ratio of sums or a median, resampling independent channel realisations.
 
@@ -54,6 +55,8 @@ def bootstrap_interval(
         confidence: Probability inside the interval.
         resamples: Number of bootstrap samples.
         seed: Seed of the resampling.
+        strata: `[n]`: the kind of channel of each value, where the data hold a set number of realisations of each: they
+            are then resampled within their kind. A group lies in one stratum.
 
     Returns:
         An `Interval`, linear; `to_db` of its ends is the interval in dB.
@@ -74,20 +77,52 @@ def bootstrap_interval(
     names, index = np.unique(keys, return_inverse=True)
     if names.size < 2:
         raise UsageError(f"a bootstrap needs at least two independent realisations, got {names.size}.")
-    rng = np.random.default_rng(seed)
+    draw = _Draw(names.size, index, strata, np.random.default_rng(seed))
     if statistic == "median":
         if denominators is not None:
             raise UsageError("statistic='median' takes ratios as values and no denominators.")
-        value, drawn = float(np.median(x)), _medians(x, index, names.size, resamples, rng)
+        value, drawn = float(np.median(x)), _medians(x, index, names.size, resamples, draw)
     elif statistic == "mean":
         top, bottom = _group_sums(index, x), _group_sums(index, y)
         if bottom.sum() <= 0:
             raise UsageError("the denominators sum to zero: the ratio is undefined.")
-        value, drawn = float(top.sum() / bottom.sum()), _ratios(top, bottom, resamples, rng)
+        value, drawn = float(top.sum() / bottom.sum()), _ratios(top, bottom, resamples, draw)
     else:
         raise UsageError(f"statistic must be 'mean' or 'median', not {statistic!r}.")
     low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(value, float(low), float(high), float(drawn.std()))
+
+
+class _Draw:
+    """Draws groups with replacement, as many as there are, within strata if there are any."""
+
+    def __init__(
+        self, groups: int, index: npt.NDArray[np.intp], strata: Values | None, rng: np.random.Generator
+    ) -> None:
+        self.groups = groups
+        self.rng = rng
+        self.order: npt.NDArray[np.intp] | None = None
+        if strata is None:
+            return
+        kinds = _vector(strata, "groups")
+        if kinds.size != index.size:
+            raise UsageError(f"values and strata have lengths {index.size} and {kinds.size}: they must agree.")
+        _, kind = np.unique(kinds, return_inverse=True)
+        of_group = np.empty(groups, np.intp)
+        of_group[index] = kind
+        if (of_group[index] != kind).any():
+            raise UsageError("a group lies in more than one stratum: resampling it has no meaning.")
+        self.order = np.argsort(of_group, kind="stable")
+        count = np.bincount(of_group)
+        start = np.cumsum(count) - count
+        self.start, self.count = start[of_group[self.order]], count[of_group[self.order]]
+
+    def __call__(self) -> npt.NDArray[np.intp]:
+        if self.order is None:
+            return self.rng.integers(0, self.groups, self.groups)
+        chosen = self.start + (self.rng.random(self.groups) * self.count).astype(np.intp)
+        picked: npt.NDArray[np.intp] = self.order[chosen]
+        return picked
 
 
 def _vector(values: Values, name: str) -> npt.NDArray[Any]:
@@ -106,21 +141,20 @@ def _group_sums(index: npt.NDArray[np.intp], x: npt.NDArray[Any]) -> npt.NDArray
 
 
 def _ratios(
-    top: npt.NDArray[np.float64], bottom: npt.NDArray[np.float64], resamples: int, rng: np.random.Generator
+    top: npt.NDArray[np.float64], bottom: npt.NDArray[np.float64], resamples: int, draw: _Draw
 ) -> npt.NDArray[np.float64]:
     drawn = np.empty(resamples)
     for i in range(resamples):
-        chosen = rng.integers(0, top.size, top.size)
+        chosen = draw()
         drawn[i] = top[chosen].sum() / bottom[chosen].sum()
     return drawn
 
 
 def _medians(
-    x: npt.NDArray[np.float64], index: npt.NDArray[np.intp], groups: int, resamples: int, rng: np.random.Generator
+    x: npt.NDArray[np.float64], index: npt.NDArray[np.intp], groups: int, resamples: int, draw: _Draw
 ) -> npt.NDArray[np.float64]:
     members = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index, minlength=groups))[:-1])
     drawn = np.empty(resamples)
     for i in range(resamples):
-        chosen = rng.integers(0, groups, groups)
-        drawn[i] = np.median(x[np.concatenate([members[g] for g in chosen])])
+        drawn[i] = np.median(x[np.concatenate([members[g] for g in draw()])])
     return drawn

@@ -65,3 +65,17 @@ def test_errors_name_what_is_wrong():
         bootstrap_interval([1.0, float("nan")])
     with pytest.raises(UsageError, match="no denominators"):
         bootstrap_interval([1.0, 2.0], [1.0, 2.0], statistic="median")
+
+
+def test_strata_are_resampled_within_themselves():
+    """Of a set number of realisations per kind, the difference between kinds is no sampling error."""
+    rng = np.random.default_rng(3)
+    kind = np.repeat([0, 1, 2], 100)
+    values = 100.0 * kind + rng.normal(size=300)
+    mixed, stratified = bootstrap_interval(values), bootstrap_interval(values, strata=kind)
+    assert stratified.value == mixed.value
+    assert stratified.deviation == pytest.approx(1 / np.sqrt(300), rel=0.15)
+    assert mixed.deviation > 30 * stratified.deviation
+    assert bootstrap_interval(values, strata=kind, statistic="median").high < 103
+    with pytest.raises(UsageError, match="more than one stratum"):
+        bootstrap_interval(values, groups=np.arange(300) % 150, strata=kind)
