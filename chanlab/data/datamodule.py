@@ -46,6 +46,7 @@ class CSIDataModule(LightningDataModule):
         subcarrier_spacing: Their spacing [Hz].
         band: `tdd`: the target on the history's band; `fdd`: on another one.
         fdd_offset: For `fdd`: distance of the bands in subcarriers.
+        train_fraction: Share of the training trajectories that are kept, whole, for few-shot training.
 
     Raises:
         UsageError: If an argument doesn't fit the store.
@@ -74,6 +75,7 @@ class CSIDataModule(LightningDataModule):
         subcarrier_spacing: float | None = None,
         band: Literal["tdd", "fdd"] | None = None,
         fdd_offset: int | None = None,
+        train_fraction: float = 1.0,
     ) -> None:
         super().__init__()
         if batch_size < 1 or (eval_batch_size or 1) < 1 or num_workers < 0:
@@ -99,6 +101,7 @@ class CSIDataModule(LightningDataModule):
             "subcarrier_spacing": subcarrier_spacing,
             "band": band,
             "fdd_offset": fdd_offset,
+            "train_fraction": train_fraction,
         }
         self._windows: dict[str, CSIWindows] = {}
         self._store: Store | None = None

@@ -78,6 +78,9 @@ class CSIWindows(Dataset[CSIBatch]):
         mode: `paths`: channels are computed when they are read; `materialised`: once, into a file.
         by_epoch: Draw anew each epoch (in mode `materialised` the SNR and noise only); None: in split `train` only.
         view_dir: Folder of materialised views; None is the folder `STORE.views` beside the store.
+        train_fraction: Share of the trajectories of split `train` that are kept, whole, for few-shot training; at least
+            one is. Which ones depends on (seed, sample id) alone, and a larger share contains a smaller one. Other
+            splits are not touched.
 
     Raises:
         UsageError: If an argument doesn't fit, or no sample of the split is long enough for a window.
@@ -104,6 +107,7 @@ class CSIWindows(Dataset[CSIBatch]):
         mode: Literal["paths", "materialised"] = "paths",
         by_epoch: bool | None = None,
         view_dir: str | Path | None = None,
+        train_fraction: float = 1.0,
     ) -> None:
         self.store = store if isinstance(store, Store) else Store(store)
         if split not in SPLITS[1:] or split not in self.store.splits:
@@ -130,6 +134,12 @@ class CSIWindows(Dataset[CSIBatch]):
         self._range, self._levels = _snr(snr_db)
         self.carrier = self.store.carrier
         ids, slack, self.skipped = usable_samples(self.store, split, self.view)
+        if not 0 < train_fraction <= 1:
+            raise UsageError(f"train_fraction must be above 0 and at most 1, not {train_fraction!r}.")
+        if split == "train":
+            kept = _few(ids, train_fraction, self.seed)
+            ids, slack = ids[kept], slack[kept]
+        self._fraction = train_fraction if split == "train" else 1.0
         per_sample = self.view.windows_per_sample
         self.sample_ids = np.repeat(ids, per_sample)
         self.window_ids = np.tile(np.arange(per_sample), len(ids))
@@ -259,12 +269,20 @@ class CSIWindows(Dataset[CSIBatch]):
             "seed": self.seed,
             "skipped": self.skipped,
             "view": self.view.to_dict(),
+            **({"train_fraction": self._fraction} if self._fraction < 1 else {}),
         }
 
 
 def collate(fetched: CSIBatch | PathWindows) -> CSIBatch | PathWindows:
     """The `collate_fn` of a `DataLoader` over `CSIWindows`: batches arrive whole."""
     return fetched
+
+
+def _few(ids: npt.NDArray[np.int64], fraction: float, seed: int) -> npt.NDArray[np.int64]:
+    """Rows of the samples that few-shot training keeps, ascending; a sample is one user on one trajectory."""
+    count = max(1, round(fraction * len(ids)))
+    order = np.argsort([draws.hashed(seed, int(i), draws.FEW) for i in ids], kind="stable")
+    return np.sort(order[:count])
 
 
 def _snr(snr_db: float | tuple[float, float] | Sequence[float]) -> tuple[tuple[float, float], tuple[float, ...]]:

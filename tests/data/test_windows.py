@@ -180,6 +180,25 @@ def test_static_users_fade_by_doppler(tmp_path):
     assert (w[0].history[..., 0, :] - w[0].history[..., -1, :]).abs().max() > 0
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
+def test_few_shot_keeps_whole_trajectories(windows, fraction):
+    """A share of the users of `train` with all their windows, the same in every epoch, part of any larger share."""
+    few, whole, more = (windows(train_fraction=f, snr_db=10.0) for f in (fraction, 1.0, min(1.0, 2 * fraction)))
+    users = [set(w.sample_ids.tolist()) for w in (few, whole, more)]
+    assert len(users[0]) == max(1, round(fraction * len(users[1])))
+    assert users[0] < users[2] <= users[1]
+    assert len(few) == len(users[0]) * few.view.windows_per_sample
+    row = len(few) - 1
+    same = int(np.flatnonzero((whole.sample_ids == few.sample_ids[row]) & (whole.window_ids == few.window_ids[row]))[0])
+    scale = few[row].history.abs().max()
+    torch.testing.assert_close(few[row].history / scale, whole[same].history / scale, rtol=0, atol=2e-5)
+    assert windows(train_fraction=fraction, seed=8).sample_ids.tolist() != few.sample_ids.tolist()
+
+
+def test_few_shot_leaves_validation_alone(windows):
+    assert windows("val", train_fraction=0.1).sample_ids.tolist() == windows("val").sample_ids.tolist()
+
+
 def test_short_trajectories_are_skipped_and_counted(store, caplog):
     w = CSIWindows(store, "train", interval=0.02)  # a window of 0.14 s: users faster than 7.1 m/s leave 1 m before
     assert 0 < w.skipped["too short"] < 18
@@ -226,6 +245,8 @@ def test_windows_travel_to_workers_without_data(store, tmp_path):
         ({"snr_db": (0.0, 5.0, 10.0)}, "range"),
         ({"snr_db": float("nan")}, "numbers in dB"),
         ({"history": 0}, "history"),
+        ({"train_fraction": 0.0}, "train_fraction must be above 0"),
+        ({"train_fraction": 10}, "at most 1"),
         ({"band": "fdd"}, "fdd_offset"),
     ],
 )
