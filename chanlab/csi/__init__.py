@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chanlab.csi.predictor import Predictor, is_trainable
     from chanlab.csi.protocol_evaluation import ProtocolResult, evaluate_protocol, protocol_records
     from chanlab.csi.transformer import Transformer
+    from chanlab.csi.weights import load_weights, save_weights, trained_state
     from chanlab.csi.writer import PredictionWriter
 
 _HOMES = {
@@ -33,7 +34,10 @@ _HOMES = {
     "evaluate_protocol": "protocol_evaluation",
     "is_trainable": "predictor",
     "load_predictor": "module",
+    "load_weights": "weights",
     "protocol_records": "protocol_evaluation",
+    "save_weights": "weights",
+    "trained_state": "weights",
 }
 
 __all__ = [
@@ -51,7 +55,10 @@ __all__ = [
     "evaluate_protocol",
     "is_trainable",
     "load_predictor",
+    "load_weights",
     "protocol_records",
+    "save_weights",
+    "trained_state",
 ]
 
 

@@ -12,9 +12,9 @@ from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from chanlab.csi.backbone import Backbone
+from chanlab.csi.backbone import check_origins, reloadable
 from chanlab.csi.predictor import is_trainable
-from chanlab.errors import ChanlabError, UsageError
+from chanlab.errors import UsageError
 from chanlab.metrics import NMSE, SGCS, NMSEByStep, nmse_terms, to_db
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class CSIPredictionModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves out the frozen weights of pre-trained backbones, and notes which they are."""
-        frozen, origins = _reloadable(self)
+        frozen, origins = reloadable(self)
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k not in frozen}
         checkpoint["backbones"] = origins
 
@@ -150,13 +150,8 @@ class CSIPredictionModule(LightningModule):
         Raises:
             ChanlabError: The backbone here is not the one that the checkpoint was trained with.
         """
-        frozen, origins = _reloadable(self)
-        for key, origin in checkpoint.get("backbones", {}).items():
-            if origins.get(key, origin) != origin:
-                raise ChanlabError(
-                    f"The checkpoint was trained on backbone {origin['name']!r} with weights {origin['sha256'][:12]}…; "
-                    f"here are {origins[key]['name']!r} with {origins[key]['sha256'][:12]}…: fetch the same one again"
-                )
+        check_origins(self, checkpoint.get("backbones", {}), "The checkpoint")
+        frozen, _ = reloadable(self)
         checkpoint["state_dict"] = {**frozen, **checkpoint["state_dict"]}
 
     def _evaluate(self, batch: CSIBatch, split: str) -> None:
@@ -247,14 +242,3 @@ def _phase(sample_id: Tensor, window: Tensor, epoch: int) -> Tensor:
     turns = sample_id.double() * 0.6180339887498949 + window.double() * 0.7548776662466927 + epoch * 0.5698402909980532
     angle = 2 * math.pi * turns.frac()
     return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
-
-
-def _reloadable(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
-    """Frozen weights that can be loaded again by name, and where each backbone's come from."""
-    frozen: dict[str, Tensor] = {}
-    origins: dict[str, dict[str, str]] = {}
-    for prefix, child in module.named_modules():
-        if isinstance(child, Backbone) and child.sha256:
-            origins[prefix] = {"name": child.name, "sha256": child.sha256}
-            frozen |= {f"{prefix}.{k}": p.detach() for k, p in child.named_parameters() if not p.requires_grad}
-    return frozen, origins
