@@ -1,6 +1,7 @@
 """Where channels come from, and the views of them: paths, arrays, CFR, CIR, spectrum, received power."""
 
 from chanlab.channels.arrays import PlanarArray, array_response, direction, rotation_matrix
+from chanlab.channels.cir import CIR
 from chanlab.channels.closed_form import FreeSpace, Ring, TwoRay
 from chanlab.channels.coefficients import Elements, Geometry, port_coefficients
 from chanlab.channels.geometric import free_space_paths, two_ray_paths
@@ -17,9 +18,12 @@ from chanlab.channels.response import (
 from chanlab.channels.scenes import SceneSource
 from chanlab.channels.source import Links, Motion, Source, sample_generator
 from chanlab.channels.spectrum import azimuth_directions, delay_angle_spectrum
+from chanlab.channels.threegpp import CDL, ThreeGPP
 from chanlab.channels.trajectories import Drops, RandomWaypoints, StraightTrajectories, Trajectories
 
 __all__ = [
+    "CDL",
+    "CIR",
     "PATH_TENSORS",
     "SPEED_OF_LIGHT",
     "Clarke",
@@ -38,6 +42,7 @@ __all__ = [
     "SceneSource",
     "Source",
     "StraightTrajectories",
+    "ThreeGPP",
     "Trajectories",
     "TwoRay",
     "array_response",
