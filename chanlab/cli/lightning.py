@@ -22,6 +22,9 @@ from chanlab.errors import UsageError
 class ChanlabCLI(LightningCLI):
     """LightningCLI in subclass mode, with loggers, checkpoints and errors as chanlab promises them."""
 
+    weights: str | None = None
+    """A file of `chanlab.csi.save_weights` in place of a checkpoint."""
+
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         defaults: dict[str, Any] = {"weights_only": True}  # a checkpoint is never read as a pickle
@@ -35,6 +38,8 @@ class ChanlabCLI(LightningCLI):
         subcommand = self.config.subcommand
         config = self.config[subcommand]
         config.ckpt_path = _checkpoint(config, subcommand)
+        if str(config.ckpt_path).endswith(".safetensors"):
+            self.weights, config.ckpt_path = config.ckpt_path, None
         asked = dict(config.model.items()) if config.get("model") else {}
         super()._parse_ckpt_path()
         model = self.config[subcommand].get("model")
@@ -63,11 +68,17 @@ class ChanlabCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuses to evaluate a network that has learnt nothing.
+        """Loads a file of weights, for `fit` to start from; refuses to evaluate a network that has learnt nothing.
 
         Raises:
             UsageError: A model with parameters is to be evaluated without a checkpoint.
+            ChanlabError: The weights are not those of the configured predictor.
         """
+        if self.weights is not None:
+            from chanlab.csi.weights import load_weights
+
+            load_weights(getattr(self.model, "predictor", self.model), self.weights)
+            return
         if self.subcommand == "fit" or self.config[self.subcommand].get("ckpt_path"):
             return
         if any(parameter.requires_grad for parameter in self.model.parameters()):

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from chanlab.cli.main import main
-from chanlab.csi import load_predictor
+from chanlab.csi import load_predictor, save_weights
 
 
 def run(*arguments):
@@ -151,6 +151,37 @@ def test_hyperparameters_in_a_checkpoint_are_plain_and_come_back(config, tmp_pat
     assert load_predictor(tmp_path / "out/last.ckpt").backbone.width == 16
 
 
+def test_shipped_weights_are_evaluated_and_trained_on(config, tmp_path, capsys):
+    """A file of `save_weights` goes where a checkpoint goes."""
+    path = config(*GRU)
+    run("fit", "--config", path)
+    given = load_predictor(tmp_path / "out/best.ckpt")
+    save_weights(given, tmp_path / "gru.safetensors", bits=32)
+    figures = []
+    for checkpoint in ("best", tmp_path / "gru.safetensors"):
+        capsys.readouterr()
+        run("test", "--config", path, "--ckpt_path", checkpoint)
+        figures.append(capsys.readouterr().out)
+    assert figures[0].strip()
+    assert figures[0] == figures[1]
+
+    run("fit", "--config", path, "--ckpt_path", tmp_path / "gru.safetensors", "--model.lr", 0)
+    tuned = load_predictor(tmp_path / "out/last.ckpt")
+    assert all(torch.equal(p, q) for p, q in zip(tuned.parameters(), given.parameters(), strict=True))
+    assert main(["test", "--config", str(path), "--ckpt_path", "none.safetensors"]) == 2
+    other = [
+        "test",
+        "--config",
+        str(path),
+        "--model.predictor.hidden",
+        "9",
+        "--ckpt_path",
+        f"{tmp_path}/gru.safetensors",
+    ]
+    assert main(other) == 1
+    assert "build GRU with the arguments that it was trained with" in capsys.readouterr().err
+
+
 def test_a_checkpoints_own_arguments_win_and_are_told(config, capsys):
     path = config(*GRU, epochs=1)
     run("fit", "--config", path, "--model.predictor.hidden", 12)
@@ -191,3 +222,14 @@ def test_recipes_are_found_by_name_and_parse(name, monkeypatch, tmp_path, capsys
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown["trainer"]["default_root_dir"] == f"out/csi/{name}"
     assert shown["data"]["init_args"]["store"] == "data/street_canyon"
+
+
+@pytest.mark.parametrize("name", ["llm4cp", "llm4cp_random", "llm4cp_nollm"])
+def test_recipes_on_streamed_channels_parse(name, capsys):
+    assert main(["fit", "--config", name, "--data.duplex", "fdd", "--print_config"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["trainer"]["default_root_dir"] == f"out/csi/{name}"
+    assert shown["data"]["init_args"]["duplex"] == "fdd"
+    predictor = shown["model"]["init_args"]["predictor"]["init_args"]
+    assert (predictor["backbone"] is None) == (name == "llm4cp_nollm")
+    assert predictor["pretrained"] == (name != "llm4cp_random")
