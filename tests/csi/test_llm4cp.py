@@ -7,7 +7,7 @@ from lightning.pytorch import LightningDataModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader
 
-from chanlab.csi import LLM4CP, CSIPredictionModule, load_predictor
+from chanlab.csi import LLM4CP, CSIPredictionModule, load_predictor, save_weights
 from chanlab.csi.llm4cp import Branch, CSIAttention, ResidualBlock, planes, sinusoids
 from chanlab.csi.module import nmse_loss
 from chanlab.data import CSIBatch, CSIDataModule, CSIWindows
@@ -218,6 +218,12 @@ def test_as_much_is_trained_without_a_language_model(config_folder):
 def test_as_much_is_trained_at_other_sizes(make, layers, subcarriers):
     llm = make(subcarriers, layers=layers)
     assert trained(make(subcarriers, layers=layers, backbone=None)) == pytest.approx(trained(llm), rel=0.02)
+
+
+def test_what_is_trained_fits_into_three_megabytes(tmp_path):
+    """300 subcarriers; without a language model, hence as much as with one."""
+    save_weights(LLM4CP(300, backbone=None), tmp_path / "x.safetensors")
+    assert (tmp_path / "x.safetensors").stat().st_size < 3e6
 
 
 # On the device
