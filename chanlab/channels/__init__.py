@@ -1,9 +1,11 @@
 """Where channels come from, and the views of them: paths, arrays, CFR, CIR, spectrum, received power."""
 
 from chanlab.channels.arrays import PlanarArray, array_response, direction, rotation_matrix
+from chanlab.channels.cell_drops import CellDrops
 from chanlab.channels.cir import CIR
 from chanlab.channels.closed_form import FreeSpace, Ring, TwoRay
 from chanlab.channels.coefficients import Elements, Geometry, port_coefficients
+from chanlab.channels.delay_lines import CDL, TDL
 from chanlab.channels.geometric import free_space_paths, two_ray_paths
 from chanlab.channels.paths import PATH_TENSORS, SPEED_OF_LIGHT, Paths
 from chanlab.channels.plane_waves import Clarke, PathList, PathSpec
@@ -18,7 +20,7 @@ from chanlab.channels.response import (
 from chanlab.channels.scenes import SceneSource
 from chanlab.channels.source import Links, Motion, Source, sample_generator
 from chanlab.channels.spectrum import azimuth_directions, delay_angle_spectrum
-from chanlab.channels.threegpp import CDL, ThreeGPP
+from chanlab.channels.threegpp import ThreeGPP
 from chanlab.channels.trajectories import Drops, RandomWaypoints, StraightTrajectories, Trajectories
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "CIR",
     "PATH_TENSORS",
     "SPEED_OF_LIGHT",
+    "TDL",
+    "CellDrops",
     "Clarke",
     "Drops",
     "Elements",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from chanlab.channels.arrays import PlanarArray
 from chanlab.errors import UsageError
@@ -66,6 +67,14 @@ def seeded(seed: int, device: str) -> Iterator[None]:
         yield
     finally:
         generator.set_state(state)
+
+
+def rand(size: Sequence[int], device: str) -> Tensor:
+    """Uniform in [0, 1), float32, from Sionna's generator of the device."""
+    tr38901()
+    from sionna.phy import config
+
+    return torch.rand(size, dtype=torch.float32, device=device, generator=config.torch_rng(device))
 
 
 def panel_array(array: PlanarArray, carrier: float, device: str) -> Any:

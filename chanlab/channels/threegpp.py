@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from chanlab.channels.arrays import PlanarArray
 from chanlab.channels.cir import CIR
-from chanlab.channels.sionna_phy import device_name, panel_array, seeded, tr38901
+from chanlab.channels.sionna_phy import device_name, seeded
+from chanlab.channels.source import Motion
 from chanlab.errors import UsageError
-
-CDLModel = Literal["A", "B", "C", "D", "E"]
-"""Profiles of TR 38.901, tables 7.7.1-1 to 7.7.1-5; D and E have a line of sight."""
 
 Speed = float | tuple[float, float]
 """Speed [m/s], or (lowest, highest) of which it is drawn uniformly."""
@@ -47,7 +45,11 @@ class ThreeGPP(ABC):
         self.bs_array = bs_array
         self.ut_array = ut_array
         self.block = block
-        self._models: dict[str, Any] = {}
+
+    @property
+    def together(self) -> int:
+        """Consecutive samples, from a multiple of it on, that depend on one another: a split takes all or none."""
+        return 1
 
     @property
     @abstractmethod
@@ -55,20 +57,21 @@ class ThreeGPP(ABC):
         """What tells these channels from others under one seed."""
 
     @abstractmethod
-    def _build(self, device: str) -> Any:
-        """Sionna's model on a device."""
+    def _users(self, num: int, device: str) -> tuple[Motion, Any]:
+        """Draw where users are and how they move, and whatever else `_channels` takes of them."""
 
-    def _draw(self, model: Any, num: int, num_steps: int, interval: float) -> tuple[Tensor, Tensor]:
-        """Sionna's coefficients `[num, 1, rx_ant, 1, tx_ant, tap, time]` and delays `[num, 1, 1, tap]`, uplink."""
-        a, tau = model(num, num_steps, 1 / interval)
-        return a, tau
+    @abstractmethod
+    def _channels(
+        self, users: tuple[Motion, Any], num_steps: int, interval: float, device: str
+    ) -> tuple[Tensor, Tensor]:
+        """Draw Sionna's uplink: `[batch, 1, rx_ant, user, tx_ant, tap, time]`, delays `[batch, 1, user, tap]`."""
 
     def draw(self, num: int, seed: int, num_steps: int, interval: float, device: torch.device | str = "cpu") -> CIR:
         """Draw channels together from one seed.
 
         Args:
             num: Number of channels.
-            seed: 0 to 2**63 - 1; it decides all of them on a kind of device, together with `num` and `num_steps`.
+            seed: 0 to 2**63 - 1; it decides all of them on a kind of device, together with `num`.
             num_steps: Number of snapshots.
             interval: Time between snapshots [s].
             device: Where to draw.
@@ -85,19 +88,31 @@ class ThreeGPP(ABC):
                 f"{interval} and {seed}."
             )
         where = device_name(device)
-        if where not in self._models:
-            self._models[where] = self._build(where)
         with seeded(seed, where), torch.no_grad():
-            a, tau = self._draw(self._models[where], num, num_steps, interval)
-        return CIR(a[:, 0, :, 0].permute(0, 2, 1, 4, 3).contiguous(), tau[:, 0, 0].contiguous(), self.carrier)
+            a, tau = self._channels(self._users(num, where), num_steps, interval, where)
+        a = a[:, 0].permute(0, 2, 3, 1, 5, 4).flatten(0, 1)
+        return CIR(a.contiguous(), tau[:, 0].flatten(0, 1).contiguous(), self.carrier)
+
+    def motion(self, num: int, seed: int, device: torch.device | str = "cpu") -> Motion:
+        """Where the users of `draw` with the same `num` and `seed` are and how they move, at the first snapshot.
+
+        Returns:
+            `[num, 1, ...]`; positions are NaN in models without places.
+        """
+        where = device_name(device)
+        with seeded(seed, where), torch.no_grad():
+            return self._users(num, where)[0]
+
+    def block_seed(self, number: int, seed: int) -> int:
+        """The seed from which block `number` is drawn."""
+        key = repr((self.name, self.block, seed, number)).encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
     def draw_block(
         self, number: int, seed: int, num_steps: int, interval: float, device: torch.device | str = "cpu"
     ) -> CIR:
         """All channels of a block, ids number · `block` to (number + 1) · `block` - 1; arguments as for `draw`."""
-        key = repr((self.name, self.block, seed, number)).encode()
-        hashed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
-        return self.draw(self.block, hashed, num_steps, interval, device)
+        return self.draw(self.block, self.block_seed(number, seed), num_steps, interval, device)
 
     def draw_samples(
         self,
@@ -122,72 +137,6 @@ class ThreeGPP(ABC):
         back = which.argsort(stable=True).argsort().to(device)
         a, tau = torch.cat([p.coefficients for p in parts]), torch.cat([p.delay for p in parts])
         return CIR(a[back], tau[back], self.carrier)
-
-
-class CDL(ThreeGPP):
-    """Clustered delay lines (TR 38.901, section 7.7.1): fixed clusters, random ray couplings, phases and velocities.
-
-    Args:
-        model: Profile.
-        delay_spread: RMS delay spread [s].
-        speed: Of the user, in a direction that is random per sample [m/s]; azimuth and zenith angle are uniform, as
-            Sionna draws them.
-        carrier: [Hz].
-        bs_array: The base station's array, boresight along x at orientation 0.
-        ut_array: The user's array.
-        bs_orientation: (α, β, γ) [rad].
-        ut_orientation: (α, β, γ) [rad].
-        block: See `ThreeGPP`.
-
-    Raises:
-        UsageError: If a name is unknown or a number out of range.
-    """
-
-    def __init__(
-        self,
-        model: CDLModel,
-        delay_spread: float,
-        speed: Speed,
-        carrier: float,
-        bs_array: PlanarArray,
-        ut_array: PlanarArray,
-        bs_orientation: tuple[float, float, float] = (0.0, 0.0, 0.0),
-        ut_orientation: tuple[float, float, float] = (torch.pi, 0.0, 0.0),
-        block: int = 512,
-    ) -> None:
-        super().__init__(carrier, bs_array, ut_array, block)
-        if model not in get_args(CDLModel):
-            raise UsageError(f"unknown CDL model {model!r}; models are {', '.join(get_args(CDLModel))}.")
-        if delay_spread <= 0:
-            raise UsageError(f"delay_spread must be > 0 s, not {delay_spread}.")
-        self.model = model
-        self.delay_spread = float(delay_spread)
-        self.speed = speed_range(speed)
-        self.bs_orientation = bs_orientation
-        self.ut_orientation = ut_orientation
-
-    @property
-    def name(self) -> str:
-        """Model, delay spread and speeds."""
-        return f"CDL-{self.model} {self.delay_spread!r} {self.speed!r}"
-
-    def _build(self, device: str) -> Any:
-        low, high = self.speed
-        return tr38901().CDL(
-            model=self.model,
-            delay_spread=self.delay_spread,
-            carrier_frequency=self.carrier,
-            ut_array=panel_array(self.ut_array, self.carrier, device),
-            bs_array=panel_array(self.bs_array, self.carrier, device),
-            direction="uplink",
-            ut_orientation=torch.tensor(self.ut_orientation),
-            bs_orientation=torch.tensor(self.bs_orientation),
-            # Both: with `max_speed` left at its default, 0, Sionna draws speeds between 0 and `min_speed`.
-            min_speed=low,
-            max_speed=high,
-            precision="single",
-            device=device,
-        )
 
 
 def speed_range(speed: Speed) -> tuple[float, float]:

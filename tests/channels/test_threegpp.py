@@ -5,7 +5,17 @@ import math
 import pytest
 import torch
 
-from chanlab.channels import CDL, CIR, SPEED_OF_LIGHT, PlanarArray, array_response, direction, subcarrier_frequencies
+from chanlab.channels import (
+    CDL,
+    CIR,
+    SPEED_OF_LIGHT,
+    TDL,
+    CellDrops,
+    PlanarArray,
+    array_response,
+    direction,
+    subcarrier_frequencies,
+)
 from chanlab.errors import UsageError
 
 CARRIER = 2.4e9
@@ -99,12 +109,119 @@ def test_delay_spread_and_power_are_those_asked_for(model):
 
 
 def test_speed_is_the_one_asked_for():
-    """Sionna's default `max_speed` of 0 would slow users down."""
-    model = cdl("A", speed=20.0)._build("cpu")
-    assert torch.allclose(model._get_velocity(32).norm(dim=1), torch.tensor(20.0))
-    model = cdl("A", speed=(5.0, 6.0))._build("cpu")
-    speed = model._get_velocity(256).norm(dim=1)
+    """Sionna's `CDL(min_speed=v)` draws speeds between 0 and v."""
+    assert torch.allclose(cdl(speed=20.0).motion(32, 1).velocities.norm(dim=-1), torch.tensor(20.0))
+    speed = cdl(speed=(5.0, 6.0)).motion(256, 1).velocities.norm(dim=-1)
     assert 5 <= speed.min() < 5.1 < 5.9 < speed.max() <= 6
+
+
+def test_cdl_is_sionnas_own():
+    from sionna.phy import config
+    from sionna.phy.channel import tr38901
+
+    ut = tr38901.PanelArray(1, 1, "single", "V", "omni", CARRIER)
+    bs = tr38901.PanelArray(4, 4, "dual", "cross", "38.901", CARRIER)
+    theirs = tr38901.CDL("C", 1e-7, CARRIER, ut, bs, "uplink", min_speed=3.0, max_speed=12.0)
+    generator = config.torch_rng("cpu")
+    state = generator.get_state()
+    generator.manual_seed(11)
+    a, tau = theirs(6, 4, 500.0)
+    generator.set_state(state)
+    ours = cdl("C", speed=(3.0, 12.0), bs=BS).draw(6, 11, 4, 2e-3)
+    torch.testing.assert_close(ours.coefficients, a[:, 0, :, 0].permute(0, 2, 1, 4, 3), rtol=1e-3, atol=1e-4)
+    assert torch.equal(ours.delay, tau[:, 0, 0])
+
+
+def tdl(model="A", delay_spread=100e-9, speed=10.0, **arguments):
+    return TDL(model, delay_spread, speed, CARRIER, PAIR, UT, **arguments)
+
+
+@pytest.mark.parametrize("model", ["A", "E"])
+def test_tdl_has_unit_power_independent_ports_and_its_delay_spread(model):
+    cir = tdl(model, speed=0.0).draw(1500, 2, 1, 1e-3)
+    a = cir.coefficients[:, 0, :, 0]
+    power = a.abs().square().mean((0, 1))
+    assert power.sum().item() == pytest.approx(1.0, rel=0.06)
+    delay = cir.delay[0]
+    mean = (power * delay).sum() / power.sum()
+    spread = ((power * (delay - mean).square()).sum() / power.sum()).sqrt()
+    assert spread.item() == pytest.approx(100e-9, rel=0.12)
+    scattered = a[..., 1:]
+    assert (scattered[:, 0] * scattered[:, 1].conj()).mean(0).abs().max() < 0.1 * power[1:].max().clamp(min=0.1)
+
+
+def test_tdl_fades_as_clarke_with_each_samples_own_speed():
+    from scipy.special import j0
+
+    model = tdl(speed=(5.0, 30.0))
+    lag = 0.8e-3
+    cir, speed = model.draw(4000, 3, 2, lag), model.motion(4000, 3).velocities.norm(dim=-1)[:, 0]
+    first, second = cir.coefficients[:, 0].unbind(-2)
+    for low, high in ((5.0, 7.5), (20.0, 22.5)):
+        chosen = (speed >= low) & (speed < high)
+        correlation = (second * first.conj())[chosen].sum() / first[chosen].abs().square().sum()
+        doppler = speed[chosen] / SPEED_OF_LIGHT * CARRIER
+        assert correlation.real.item() == pytest.approx(j0(2 * math.pi * doppler.numpy() * lag).mean(), abs=0.05)
+
+
+def test_tdl_of_the_test_specification_has_its_delay_spread_in_its_name():
+    cir = tdl("C300", None).draw(2, 1, 1, 1e-3)
+    assert cir.delay.max() > 2e-6
+    for model, spread in (("C300", 1e-7), ("C", None)):
+        with pytest.raises(UsageError, match=f"TDL-{model} takes"):
+            tdl(model, spread)
+
+
+def drops(scenario="UMi", speed=3.0, block=6, **arguments):
+    return CellDrops(scenario, speed, 3.5e9, PAIR, UT, block=block, **arguments)
+
+
+@pytest.mark.parametrize("scenario", ["UMi", "UMa", "RMa"])
+def test_a_dropped_user_has_a_place_and_depends_on_seed_and_id_alone(scenario):
+    model = drops(scenario)
+    together = model.draw_samples([4, 13, 5], 2, 3, 1e-3)
+    alone = drops(scenario).draw_samples([13], 2, 3, 1e-3)
+    assert torch.equal(alone.coefficients[0], together.coefficients[1])
+    motion = model.motion(model.block, model.block_seed(2, 2))
+    again = model.draw(model.block, model.block_seed(2, 2), 3, 1e-3)
+    assert torch.equal(again.coefficients[1], together.coefficients[1])
+    place, orientation = model.base_station()
+    assert motion.positions.shape == (6, 1, 3)
+    assert (motion.positions[..., :2] - place[:2]).norm(dim=-1).min() >= 10
+    assert place[2] == {"UMi": 10, "UMa": 25, "RMa": 35}[scenario]
+    assert orientation[0].item() == pytest.approx(math.pi / 3)
+    assert torch.allclose(motion.velocities.norm(dim=-1), torch.tensor(3.0))
+
+
+def test_path_loss_of_dropped_users_grows_with_distance():
+    model = drops("UMi", indoor=0.0, block=200)
+    cir, place = model.draw(200, 1, 1, 1e-3), model.motion(200, 1).positions[:, 0]
+    loss = -10 * cir.coefficients.abs().square().sum(-1).mean((1, 2, 3)).log10()
+    distance = place.norm(dim=-1)
+    # The exponent lies between that of the line of sight (2.1) and that of shadowed streets (3.5).
+    design = torch.stack([torch.ones(200), 10 * distance.log10()], 1)
+    exponent = torch.linalg.lstsq(design, loss[:, None]).solution[1].item()
+    assert 1.5 < exponent < 5.0
+    assert loss.min() > 32.4 + 20 * math.log10(3.5) + 20 * math.log10(distance.min().item()) - 25
+
+
+def test_spatially_consistent_neighbours_are_alike():
+    """Path gains of near users correlate within a drop; drops of their own know nothing of one another."""
+    difference = {}
+    for consistent in (True, False):
+        near = []
+        for seed in range(3):
+            model = drops("UMi", indoor=0.0, spatial_consistency=consistent, block=100)
+            cir, place = model.draw(100, seed, 1, 1e-3), model.motion(100, seed).positions[:, 0]
+            gain = 10 * cir.coefficients.abs().square().sum(-1).mean((1, 2, 3)).log10()
+            distance = torch.cdist(place, place) + torch.eye(100) * 1e3
+            pair = distance.argmin(1)
+            close = distance.amin(1) < 4
+            near.append((gain - gain[pair])[close].square())
+        difference[consistent] = torch.cat(near).mean().sqrt().item()
+    assert difference[True] < 0.7 * difference[False]
+    assert drops(spatial_consistency=True, block=9).together == 9
+    assert drops(block=9).together == 1
 
 
 def test_a_sample_depends_on_seed_and_id_alone():
