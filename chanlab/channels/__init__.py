@@ -6,6 +6,7 @@ from chanlab.channels.cir import CIR
 from chanlab.channels.closed_form import FreeSpace, Ring, TwoRay
 from chanlab.channels.coefficients import Elements, Geometry, port_coefficients
 from chanlab.channels.delay_lines import CDL, TDL
+from chanlab.channels.drawn import CDLGrid, DrawnChannels
 from chanlab.channels.geometric import free_space_paths, two_ray_paths
 from chanlab.channels.paths import PATH_TENSORS, SPEED_OF_LIGHT, Paths
 from chanlab.channels.plane_waves import Clarke, PathList, PathSpec
@@ -18,7 +19,7 @@ from chanlab.channels.response import (
     subcarrier_frequencies,
 )
 from chanlab.channels.scenes import SceneSource
-from chanlab.channels.source import Links, Motion, Source, sample_generator
+from chanlab.channels.source import CIRLinks, Links, Motion, Source, sample_generator
 from chanlab.channels.spectrum import azimuth_directions, delay_angle_spectrum
 from chanlab.channels.threegpp import ThreeGPP
 from chanlab.channels.trajectories import Drops, RandomWaypoints, StraightTrajectories, Trajectories
@@ -29,8 +30,11 @@ __all__ = [
     "PATH_TENSORS",
     "SPEED_OF_LIGHT",
     "TDL",
+    "CDLGrid",
+    "CIRLinks",
     "CellDrops",
     "Clarke",
+    "DrawnChannels",
     "Drops",
     "Elements",
     "FreeSpace",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from chanlab.channels.arrays import PlanarArray
-from chanlab.channels.sionna_phy import device_name, panel_array, seeded, tr38901
+from chanlab.channels.sionna_phy import panel_array, seeded, tr38901
 from chanlab.channels.source import Motion
 from chanlab.channels.threegpp import Speed, ThreeGPP, speed_range
 from chanlab.errors import UsageError
@@ -111,9 +111,8 @@ class CellDrops(ThreeGPP):
         model.set_topology(*users[1])
         return model(num_steps, 1 / interval)  # type: ignore[no-any-return]
 
-    def base_station(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    def base_station(self) -> tuple[Tensor, Tensor]:
         """Position [m] and orientation (α, β, γ) [rad] of the base station, each `[3]`."""
-        where = device_name(device)
-        with seeded(0, where):
-            _, (_, place, _, orientation, _, _) = self._users(1, where)
+        with seeded(0, "cpu"):
+            _, (_, place, _, orientation, _, _) = self._users(1, "cpu")
         return place[0, 0], orientation[0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,6 +62,26 @@ class CIR:
             raise UsageError(f"a CIR of {self.num_taps} taps can't be padded to {num_taps}.")
         a, tau = (torch.nn.functional.pad(x, (0, more)) for x in (self.coefficients, self.delay))
         return replace(self, coefficients=a, delay=tau)
+
+    def trim(self) -> CIR:
+        """Without trailing taps that have no power in any channel."""
+        used = (self.coefficients != 0).flatten(0, -2).any(0).nonzero()
+        count = int(used.max()) + 1 if used.numel() else 0
+        return replace(self, coefficients=self.coefficients[..., :count], delay=self.delay[..., :count])
+
+    @classmethod
+    def cat(cls, items: Sequence[CIR]) -> CIR:
+        """Concatenate along the first axis, padded to the largest number of taps.
+
+        Raises:
+            UsageError: If there is none, or carriers differ.
+        """
+        if not items or any(item.carrier != items[0].carrier for item in items):
+            raise UsageError("impulse responses that are concatenated have one carrier.")
+        taps = max(item.num_taps for item in items)
+        padded = [item.pad(taps) for item in items]
+        a, tau = torch.cat([x.coefficients for x in padded]), torch.cat([x.delay for x in padded])
+        return cls(a, tau, items[0].carrier)
 
     def cfr(self, frequencies: Tensor, normalize: bool = False) -> Tensor:
         """Channel frequency response h(t, f) = Σ_m a_m(t) exp(-j 2π f τ_m).

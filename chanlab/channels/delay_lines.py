@@ -68,6 +68,10 @@ class CDL(ThreeGPP):
         """Model, delay spread and speeds."""
         return f"CDL-{self.model} {self.delay_spread!r} {self.speed!r}"
 
+    def base_station(self) -> tuple[Tensor, Tensor]:
+        """Position 0 and the orientation, each `[3]`."""
+        return torch.zeros(3), torch.tensor(self.bs_orientation)
+
     def _users(self, num: int, device: str) -> tuple[Motion, Any]:
         low, high = self.speed
         # The order and the distribution of Sionna's own draws.

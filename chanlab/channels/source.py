@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from chanlab.channels.cir import CIR
 from chanlab.channels.paths import Paths
 
 
@@ -44,6 +45,68 @@ class Links:
         """Number of users."""
         return int(self.sample_ids.shape[0])
 
+    @property
+    def num_paths(self) -> int:
+        """Length of the path axis."""
+        return self.paths.num_paths
+
+    @property
+    def carrier(self) -> float:
+        """[Hz]."""
+        return self.paths.carrier
+
+    def trim(self) -> Links:
+        """Without trailing entries that no link uses."""
+        return replace(self, paths=self.paths.trim() if self.num_paths else self.paths)
+
+
+@dataclass(frozen=True)
+class CIRLinks:
+    """One transmitter and a batch of users with their impulse responses, of models whose rays are private.
+
+    Attributes:
+        cir: Coefficients `[user, rx_ant, tx_ant, time, tap]`, delays `[user, tap]`.
+        snapshots: Times of the axis `time` [s], float64 `[user, time]`, ascending from 0, the same for all users.
+        model: Which of the source's models a user was drawn from, int16 `[user]`.
+        times: As in `Links`, with one anchor, the first snapshot: `[user, 1]`.
+        positions: `[user, 1, 3]` [m]; NaN in models without places.
+        velocities: `[user, 1, 3]` [m/s]; a model without directions has its speed along x.
+        orientations: `[user, 1, 3]` [rad].
+        tx_position: `[3]` [m]; 0 in models without places.
+        tx_orientation: `[3]` [rad].
+        sample_ids: int64 `[user]`.
+    """
+
+    cir: CIR
+    snapshots: Tensor
+    model: Tensor
+    times: Tensor
+    positions: Tensor
+    velocities: Tensor
+    orientations: Tensor
+    tx_position: Tensor
+    tx_orientation: Tensor
+    sample_ids: Tensor
+
+    @property
+    def num_users(self) -> int:
+        """Number of users."""
+        return int(self.sample_ids.shape[0])
+
+    @property
+    def num_paths(self) -> int:
+        """Length of the tap axis."""
+        return self.cir.num_taps
+
+    @property
+    def carrier(self) -> float:
+        """[Hz]."""
+        return self.cir.carrier
+
+    def trim(self) -> CIRLinks:
+        """Without trailing taps that have no power in any link."""
+        return replace(self, cir=self.cir.trim())
+
 
 @dataclass(frozen=True)
 class Motion:
@@ -68,6 +131,9 @@ class Source(Protocol):
 
     A sample's randomness depends on (seed, sample id) alone. `group` consecutive ids, aligned to multiples of `group`,
     are solved together; a source is always asked for whole groups (the last one may be short).
+
+    A source of impulse responses has an attribute `payload` = "cir" and yields `CIRLinks`. One whose samples depend on
+    one another has an attribute `together`: that many consecutive ids go to the same split.
     """
 
     carrier: float
@@ -77,8 +143,8 @@ class Source(Protocol):
         """Trajectories of the users with these sample ids."""
         ...
 
-    def links(self, ids: Sequence[int], seed: int) -> Links:
-        """Paths of the users with these sample ids, in canonical order."""
+    def links(self, ids: Sequence[int], seed: int) -> Links | CIRLinks:
+        """Paths of the users with these sample ids, in canonical order, or their impulse responses."""
         ...
 
     def versions(self) -> dict[str, str]:

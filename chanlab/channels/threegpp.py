@@ -103,6 +103,10 @@ class ThreeGPP(ABC):
         with seeded(seed, where), torch.no_grad():
             return self._users(num, where)[0]
 
+    def base_station(self) -> tuple[Tensor, Tensor]:
+        """Position [m] and orientation (α, β, γ) [rad] of the base station, each `[3]`; 0 in models without places."""
+        return torch.zeros(3), torch.zeros(3)
+
     def block_seed(self, number: int, seed: int) -> int:
         """The seed from which block `number` is drawn."""
         key = repr((self.name, self.block, seed, number)).encode()
@@ -135,8 +139,7 @@ class ThreeGPP(ABC):
             rows = (ids[which == i] % self.block).to(device)
             parts.append(self.draw_block(number, seed, num_steps, interval, device)[rows])
         back = which.argsort(stable=True).argsort().to(device)
-        a, tau = torch.cat([p.coefficients for p in parts]), torch.cat([p.delay for p in parts])
-        return CIR(a[back], tau[back], self.carrier)
+        return CIR.cat(parts)[back]
 
 
 def speed_range(speed: Speed) -> tuple[float, float]:

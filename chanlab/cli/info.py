@@ -40,13 +40,16 @@ def card_text(card: dict[str, Any]) -> str:
     """The card for people."""
     state = "" if card["complete"] else f" of {card['samples_expected']}: run the same `chanlab generate` again"
     moving = f"{card['anchors']} anchors each, {card['duration']:.3g} s the first" if card["anchors"] > 1 else "static"
+    what = "paths"
+    if card["payload"] == "cir":
+        moving, what = f"{card['snapshots']} snapshots each, {card['duration'] * 1e3:.3g} ms", "taps"
     lines = {
         "store": f"{card['path']}  ({card['name']}, schema version {card['schema_version']})",
         "what": card["description"],
         "samples": f"{card['samples']} users{state}; {moving}",
         "splits": ", ".join(f"{name} {count}" for name, count in card["splits"].items()),
         "carrier": f"{card['carrier'] / 1e9:g} GHz",
-        "payload": f"{card['payload']}, up to {card['max_paths']} per link",
+        "payload": f"{card['payload']}, up to {card['max_paths']} {what} per link",
         "size": f"{bytes_text(card['size'])} in {card['shards']} shards",
         "seed": card["seed"],
         "content": card["content_hash"] or "not complete",

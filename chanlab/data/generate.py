@@ -19,9 +19,10 @@ import chanlab
 from chanlab.channels.source import Motion, Source
 from chanlab.data import resume
 from chanlab.data.executor import Executor, LocalExecutor
+from chanlab.data.fields import Array
 from chanlab.data.manifest import Manifest, shard_name
 from chanlab.data.recipe import Recipe, build_source, load_recipe, parse_recipe
-from chanlab.data.schema import Array, arrays_of
+from chanlab.data.schema import arrays_of
 from chanlab.data.shard import ShardResult, ShardTask, collect, encode, make_shard
 from chanlab.data.store import Store
 from chanlab.data.writer import WriteError, commit, explain, make_folder, remove_temporaries, tidy, writer_lock
@@ -72,7 +73,7 @@ def generate(
         make_folder(folder)
         with writer_lock(folder):
             remove_temporaries(folder)
-            manifest = resume.begin(folder, recipe, versions, _split_names())
+            manifest = resume.begin(folder, recipe, versions, _split_names(), getattr(source, "payload", "paths"))
             try:
                 _fill(folder, manifest, source, executor, progress)
             finally:
@@ -141,7 +142,8 @@ def split_codes(source: Source, recipe: Recipe) -> Array:
     """Split code of every sample, int8 `[samples]`, from the users' motion alone."""
     from chanlab.data.splits import assign_splits
 
-    return np.asarray(assign_splits(all_motion(source, recipe), recipe.splits, recipe.seed), np.int8)
+    together = getattr(source, "together", 1)
+    return np.asarray(assign_splits(all_motion(source, recipe), recipe.splits, recipe.seed, together=together), np.int8)
 
 
 def all_motion(source: Source, recipe: Recipe) -> Motion:
@@ -200,7 +202,7 @@ def plan(recipe: str | Path | Recipe, workers: int = 1) -> dict[str, Any]:
         "shards": recipe.num_shards,
         "shard_size": recipe.shard_size,
         "anchors": int(links.times.shape[1]),
-        "paths": links.paths.num_paths,
+        "paths": links.num_paths,
         "splits": {name: int(count) for name, count in zip(names, counts, strict=True)},
         "bytes": math.ceil(payload / len(ids) * recipe.samples + (size - payload) * recipe.num_shards),
         "seconds": (elapsed / measured * recipe.samples + encoding * recipe.num_shards) / speedup,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from chanlab.data.fields import FIELDS_OF, Array
 from chanlab.data.manifest import ShardEntry
-from chanlab.data.schema import FIELDS, Array, check_shard, damaged
+from chanlab.data.schema import check_shard, damaged
 
 
 def runs_of(rows: Array) -> tuple[Array, Array]:
@@ -41,7 +42,8 @@ class ShardReader:
                 raise damaged(str(path), f"{path.stat().st_size} bytes instead of {entry.size}")
             with h5py.File(path, "r", locking="best-effort") as file:
                 self.attributes = check_shard(file, str(path))
-                self._places = {name: (file[name].id.get_offset(), file[name].shape) for name in FIELDS}
+                self._fields = FIELDS_OF[self.attributes.payload]
+                self._places = {name: (file[name].id.get_offset(), file[name].shape) for name in self._fields}
             self._file = path.open("rb", buffering=0)
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise damaged(str(path), error) from error
@@ -66,7 +68,7 @@ class ShardReader:
             StoreError: If they can't be read.
         """
         offset, shape = self._places[name]
-        out = np.empty((int(counts.sum()), *shape[1:]), FIELDS[name].dtype)
+        out = np.empty((int(counts.sum()), *shape[1:]), self._fields[name].dtype)
         size = out[:1].nbytes
         if not size:
             return out

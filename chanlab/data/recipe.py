@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import re
 from collections.abc import Iterator, Mapping
@@ -232,7 +233,8 @@ def _instantiate(cls: type, class_path: str, init_args: Mapping[str, Any]) -> An
     if unknown:
         raise UsageError(f"{class_path} has no argument {', '.join(unknown)}; it takes {', '.join(known) or 'none'}.")
     try:
-        config = parser.parse_object({"init_args": dict(init_args)} if init_args else {})
+        # A copy: jsonargparse puts what it builds into nested lists.
+        config = parser.parse_object({"init_args": copy.deepcopy(dict(init_args))} if init_args else {})
         return parser.instantiate(config).init_args
     except ArgumentError as error:
         raise UsageError(f"{class_path}: {error}") from error

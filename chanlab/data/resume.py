@@ -33,7 +33,9 @@ def is_complete(folder: Path, recipe: Recipe) -> bool:
     return manifest.content_hash is not None and all(_intact(folder, e) for e in manifest.shards.values())
 
 
-def begin(folder: Path, recipe: Recipe, versions: dict[str, str], split_names: tuple[str, ...]) -> Manifest:
+def begin(
+    folder: Path, recipe: Recipe, versions: dict[str, str], split_names: tuple[str, ...], payload: str = "paths"
+) -> Manifest:
     """The manifest to go on with: complete shards listed, those that a killed writer didn't list adopted.
 
     Only while holding the folder's lock.
@@ -48,7 +50,7 @@ def begin(folder: Path, recipe: Recipe, versions: dict[str, str], split_names: t
         _same_versions(folder, manifest.versions, versions)
     else:
         _only_ours(folder)
-        manifest = Manifest(recipe.to_yaml(), recipe.samples, recipe.shard_size, versions, split_names)
+        manifest = Manifest(recipe.to_yaml(), recipe.samples, recipe.shard_size, versions, split_names, payload=payload)
     before = manifest
     for index in range(manifest.num_shards):
         entry = manifest.shards.get(index)
@@ -132,7 +134,7 @@ def _adopt(folder: Path, manifest: Manifest, recipe: Recipe, index: int) -> Mani
         raise StoreError(f"{path} is no HDF5 file, so not a shard of this store: move it away or delete it.")
     try:
         arrays, attributes = decode_shard(data, str(path))
-        if not np.array_equal(arrays["sample_hashes"], sample_hashes(arrays, attributes.carrier)):
+        if not np.array_equal(arrays["sample_hashes"], sample_hashes(arrays, attributes.carrier, attributes.payload)):
             raise damaged(str(path), "its content hash doesn't fit")
     except DamagedError:
         warnings.warn(f"{path} is truncated or damaged and is computed again.", stacklevel=2)
@@ -144,7 +146,7 @@ def _adopt(folder: Path, manifest: Manifest, recipe: Recipe, index: int) -> Mani
         stop=attributes.stop,
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
-        num_paths=arrays["paths/mask"].shape[-1],
+        num_paths=arrays["cir/delay" if attributes.payload == "cir" else "paths/delay"].shape[-1],
     )
     return manifest.with_shard(index, entry, arrays["times"].shape[1])
 

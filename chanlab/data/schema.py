@@ -14,55 +14,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from chanlab.channels.paths import PATH_TENSORS, Paths
-from chanlab.channels.source import Links
+from chanlab.channels.source import CIRLinks, Links
+from chanlab.data.cir_payload import cat_cir_links, cir_arrays, cir_links_of, leading_true, used_taps
+from chanlab.data.fields import FIELDS_OF, MOTION, Array
 from chanlab.errors import ChanlabError, StoreError
 
 FORMAT = "chanlab-store"
 SCHEMA_VERSION = 1
-PAYLOADS = ("paths",)
-"""Payloads that this version reads; `cir` will stand beside `paths`."""
-
-Array = npt.NDArray[Any]
+PAYLOADS = tuple(FIELDS_OF)
+"""Payloads that this version reads."""
 
 
 class DamagedError(StoreError):
     """A file of the store is ours, but truncated or changed since it was written."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """One dataset of a shard: its type, unit and axes."""
-
-    dtype: str
-    units: str
-    axes: tuple[str, ...]
-
-
-FIELDS: dict[str, Field] = {
-    "paths/transfer": Field("<c8", "1", ("user", "anchor", "rx_polarization", "tx_polarization", "path")),
-    "paths/delay": Field("<f4", "s", ("user", "anchor", "path")),
-    "paths/departure": Field("<f4", "1", ("user", "anchor", "xyz", "path")),
-    "paths/arrival": Field("<f4", "1", ("user", "anchor", "xyz", "path")),
-    "paths/doppler": Field("<f4", "Hz", ("user", "anchor", "path")),
-    "paths/interactions": Field("|i1", "1", ("user", "anchor", "depth", "path")),
-    "paths/vertices": Field("<f4", "m", ("user", "anchor", "first_last", "xyz", "path")),
-    "paths/mask": Field("|b1", "1", ("user", "anchor", "path")),
-    "times": Field("<f8", "s", ("user", "anchor")),
-    "positions": Field("<f4", "m", ("user", "anchor", "xyz")),
-    "velocities": Field("<f4", "m/s", ("user", "anchor", "xyz")),
-    "orientations": Field("<f4", "rad", ("user", "anchor", "alpha_beta_gamma")),
-    "sample_ids": Field("<i8", "1", ("user",)),
-    "split": Field("|i1", "1", ("user",)),
-    "sample_hashes": Field("|u1", "1", ("user", "byte")),
-    "tx_positions": Field("<f4", "m", ("transmitter", "xyz")),
-    "tx_orientations": Field("<f4", "rad", ("transmitter", "alpha_beta_gamma")),
-}
-_MOTION = ("times", "positions", "velocities", "orientations", "sample_ids")
-_PER_USER = tuple(name for name, f in FIELDS.items() if f.axes[0] == "user" and name != "sample_hashes")
 
 
 @dataclass(frozen=True)
@@ -79,23 +46,32 @@ class ShardAttributes:
     payload: str = "paths"
 
 
-def arrays_of(links: Links, split: Array) -> dict[str, Array]:
+def payload_of(links: Links | CIRLinks) -> str:
+    """Name of what links hold."""
+    return "cir" if isinstance(links, CIRLinks) else "paths"
+
+
+def arrays_of(links: Links | CIRLinks, split: Array) -> dict[str, Array]:
     """The datasets of a shard, in the schema's types, without `sample_hashes`.
 
     Raises:
         ChanlabError: If the source yielded values that are not finite or that stand outside the mask.
     """
-    tensors = {f"paths/{name}": getattr(links.paths, name) for name in PATH_TENSORS}
-    tensors |= {
-        name: getattr(links, name) for name in ("times", "positions", "velocities", "orientations", "sample_ids")
-    }
+    tensors = (
+        cir_arrays(links)
+        if isinstance(links, CIRLinks)
+        else {f"paths/{name}": getattr(links.paths, name) for name in PATH_TENSORS}
+    )
+    tensors |= {name: getattr(links, name) for name in MOTION}
     tensors |= {"tx_positions": links.tx_position[None], "tx_orientations": links.tx_orientation[None]}
-    arrays = {name: _numpy(x, FIELDS[name].dtype) for name, x in tensors.items()}
-    arrays["split"] = np.ascontiguousarray(split, dtype=FIELDS["split"].dtype)
+    fields = FIELDS_OF[payload_of(links)]
+    arrays = {name: _numpy(x, fields[name].dtype) for name, x in tensors.items()}
+    arrays["split"] = np.ascontiguousarray(split, dtype=fields["split"].dtype)
     for name, x in arrays.items():
-        if x.dtype.kind in "fc" and not np.isfinite(x).all():
+        placeless = name == "positions" and isinstance(links, CIRLinks) and np.isnan(x).all()
+        if x.dtype.kind in "fc" and not placeless and not np.isfinite(x).all():
             raise ChanlabError(f"the source yielded {name} that is not finite; nothing of this shard was stored.")
-    if (arrays["paths/transfer"] != 0).any(axis=(2, 3))[~arrays["paths/mask"]].any():
+    if isinstance(links, Links) and (arrays["paths/transfer"] != 0).any(axis=(2, 3))[~arrays["paths/mask"]].any():
         raise ChanlabError("the source yielded paths outside their mask; masked entries must be zero.")
     return arrays
 
@@ -106,24 +82,28 @@ def sample_hashes(arrays: Mapping[str, Array], carrier: float, payload: str = "p
     It covers names, types, shapes and values, with the path and interaction axes trimmed to what the user needs, so
     that neither layout, padding, nor the division into shards enters it.
     """
-    mask, kinds = arrays["paths/mask"], arrays["paths/interactions"]
-    num_paths = _used(np.any(mask, axis=1))
-    depth = _used(np.any(kinds != 0, axis=(1, 3)))
+    fields = FIELDS_OF[payload]
+    # Axes that are as long as the shard's other users need, cut to what this one needs.
+    lengths = {"tap": used_taps(arrays)} if payload == "cir" else _used_paths(arrays)
     common = hashlib.sha256(json.dumps([payload, float(carrier)]).encode())
     for name in ("tx_positions", "tx_orientations"):
         _update(common, name, arrays[name])
-    digests = np.empty((mask.shape[0], 32), np.uint8)
-    for user in range(mask.shape[0]):
+    per_user = [name for name, field in fields.items() if field.axes[0] == "user" and name != "sample_hashes"]
+    digests = np.empty((len(arrays["sample_ids"]), 32), np.uint8)
+    for user in range(len(digests)):
         digest = common.copy()
-        for name in _PER_USER:
-            x = arrays[name][user]
-            if name == "paths/interactions":
-                x = x[:, : depth[user]]
-            if name.startswith("paths/"):
-                x = x[..., : num_paths[user]]
-            _update(digest, name, x)
+        for name in per_user:
+            cut = tuple(
+                slice(lengths[axis][user]) if axis in lengths else slice(None) for axis in fields[name].axes[1:]
+            )
+            _update(digest, name, arrays[name][user][cut])
         digests[user] = np.frombuffer(digest.digest(), np.uint8)
     return digests
+
+
+def _used_paths(arrays: Mapping[str, Array]) -> dict[str, list[int]]:
+    mask, kinds = arrays["paths/mask"], arrays["paths/interactions"]
+    return {"path": leading_true(np.any(mask, axis=1)), "depth": leading_true(np.any(kinds != 0, axis=(1, 3)))}
 
 
 def content_hash(digests: Array) -> str:
@@ -156,7 +136,7 @@ def encode_shard(arrays: Mapping[str, Array], attributes: ShardAttributes) -> by
             versions=json.dumps(attributes.versions, sort_keys=True),
             split_names=json.dumps(attributes.split_names),
         )
-        for name, field in FIELDS.items():
+        for name, field in FIELDS_OF[attributes.payload].items():
             dataset = file.create_dataset(name, data=arrays[name], track_times=False)
             dataset.attrs["units"] = field.units
             dataset.attrs["axes"] = " ".join(field.axes)
@@ -176,7 +156,7 @@ def decode_shard(data: bytes, origin: str) -> tuple[dict[str, Array], ShardAttri
     try:
         with h5py.File(io.BytesIO(data), "r") as file:
             attributes = check_shard(file, origin)
-            return {name: file[name][...] for name in FIELDS}, attributes
+            return {name: file[name][...] for name in FIELDS_OF[attributes.payload]}, attributes
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         raise damaged(origin, error) from error
 
@@ -194,7 +174,7 @@ def check_shard(file: Any, origin: str) -> ShardAttributes:
         )
     check_version(attrs.get("schema_version"), attrs.get("payload"), origin)
     lengths: dict[str, int] = {"byte": 32, "xyz": 3, "rx_polarization": 2, "tx_polarization": 2, "first_last": 2}
-    for name, field in FIELDS.items():
+    for name, field in FIELDS_OF[str(attrs["payload"])].items():
         if name not in file:
             raise damaged(origin, f"dataset {name} is missing")
         dataset = file[name]
@@ -238,22 +218,21 @@ def damaged(origin: str, why: object) -> DamagedError:
     )
 
 
-def links_of(arrays: Mapping[str, Array], carrier: float) -> Links:
-    """`Links` of a shard's datasets (or of rows of them)."""
+def links_of(arrays: Mapping[str, Array], carrier: float) -> Links | CIRLinks:
+    """`Links` or `CIRLinks` of a shard's datasets (or of rows of them)."""
     tensors = {name: torch.from_numpy(x) for name, x in arrays.items()}
-    return Links(
-        paths=Paths(**{name: tensors[f"paths/{name}"] for name in PATH_TENSORS}, carrier=carrier),
-        **{name: tensors[name] for name in _MOTION},
-        tx_position=tensors["tx_positions"][0],
-        tx_orientation=tensors["tx_orientations"][0],
-    )
+    common = {name: tensors[name] for name in MOTION}
+    common |= {"tx_position": tensors["tx_positions"][0], "tx_orientation": tensors["tx_orientations"][0]}
+    if "cir/delay" in tensors:
+        return cir_links_of(tensors, carrier, common)
+    return Links(paths=Paths(**{name: tensors[f"paths/{name}"] for name in PATH_TENSORS}, carrier=carrier), **common)
 
 
-def cat_links(items: Sequence[Links]) -> Links:
-    """Concatenate links of one transmitter along users, padding to the largest number of paths.
+def cat_links(items: Sequence[Links | CIRLinks]) -> Links | CIRLinks:
+    """Concatenate links of one transmitter along users, padding to the largest number of paths or taps.
 
     Raises:
-        ChanlabError: If the transmitters or the numbers of anchors differ.
+        ChanlabError: If the transmitters, the numbers of anchors or the snapshots differ.
     """
     first = items[0]
     for other in items[1:]:
@@ -266,23 +245,16 @@ def cat_links(items: Sequence[Links]) -> Links:
                 f"all users of a store have the same number of anchors, but the source yielded {first.times.shape[1]} "
                 f"and {other.times.shape[1]}."
             )
-    return Links(
-        paths=Paths.cat([item.paths for item in items]),
-        **{name: torch.cat([getattr(item, name) for item in items]) for name in _MOTION},
-        tx_position=first.tx_position,
-        tx_orientation=first.tx_orientation,
-    )
+    common = {name: torch.cat([getattr(item, name) for item in items]) for name in MOTION}
+    common |= {"tx_position": first.tx_position, "tx_orientation": first.tx_orientation}
+    cirs, paths = [x for x in items if isinstance(x, CIRLinks)], [x.paths for x in items if isinstance(x, Links)]
+    if cirs and paths:
+        raise ChanlabError("a store holds paths or impulse responses, but the source yielded both.")
+    return cat_cir_links(cirs, common) if cirs else Links(paths=Paths.cat(paths), **common)
 
 
 def _numpy(x: torch.Tensor, dtype: str) -> Array:
     return np.ascontiguousarray(x.detach().cpu().resolve_conj().numpy(), dtype=dtype)
-
-
-def _used(flags: Array) -> list[int]:
-    """Per user, the number of leading entries up to the last True."""
-    length = flags.shape[1]
-    last = length - np.argmax(flags[:, ::-1], axis=1) if length else np.zeros(len(flags), int)
-    return [int(n) for n in np.where(flags.any(axis=1), last, 0)]
 
 
 def _update(digest: Any, name: str, x: Array) -> None:

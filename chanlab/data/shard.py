@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from chanlab.channels.source import Links, Source
+from chanlab.channels.source import CIRLinks, Links, Source
+from chanlab.data.fields import Array
 from chanlab.data.manifest import ShardEntry, shard_name
 from chanlab.data.recipe import build_source, parse_recipe
-from chanlab.data.schema import Array, ShardAttributes, arrays_of, cat_links, encode_shard, sample_hashes
+from chanlab.data.schema import ShardAttributes, arrays_of, cat_links, encode_shard, payload_of, sample_hashes
 from chanlab.data.writer import write_temporary
 from chanlab.errors import ChanlabError
 
@@ -81,12 +82,12 @@ def make_shard(
         stop=ids.stop,
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
-        num_paths=links.paths.num_paths,
+        num_paths=links.num_paths,
     )
     return ShardResult(task.index, write_temporary(target, data), entry, int(links.times.shape[1]))
 
 
-def collect(source: Source, ids: range, seed: int, advance: Callable[[int], object] | None = None) -> Links:
+def collect(source: Source, ids: range, seed: int, advance: Callable[[int], object] | None = None) -> Links | CIRLinks:
     """Links of consecutive ids, asked of the source in whole groups, trimmed to the paths in use.
 
     Raises:
@@ -102,21 +103,21 @@ def collect(source: Source, ids: range, seed: int, advance: Callable[[int], obje
         parts.append(links)
         if advance is not None:
             advance(len(batch))
-    links = cat_links(parts)
-    return replace(links, paths=links.paths.trim() if links.paths.num_paths else links.paths)
+    return cat_links(parts).trim()
 
 
-def encode(links: Links, task: ShardTask, ids: range, seed: int) -> bytes:
+def encode(links: Links | CIRLinks, task: ShardTask, ids: range, seed: int) -> bytes:
     """The bytes of a shard's file."""
     arrays = arrays_of(links, task.split)
-    arrays["sample_hashes"] = sample_hashes(arrays, links.paths.carrier)
+    arrays["sample_hashes"] = sample_hashes(arrays, links.carrier, payload_of(links))
     attributes = ShardAttributes(
         recipe=task.recipe,
         seed=seed,
         start=ids.start,
         stop=ids.stop,
-        carrier=links.paths.carrier,
+        carrier=links.carrier,
         versions=task.versions,
         split_names=task.split_names,
+        payload=payload_of(links),
     )
     return encode_shard(arrays, attributes)

@@ -92,19 +92,24 @@ class SplitSpec:
 
 
 def assign_splits(
-    motion: Motion, spec: SplitSpec | Mapping[str, Any], seed: int, ids: Sequence[int] | None = None
+    motion: Motion,
+    spec: SplitSpec | Mapping[str, Any],
+    seed: int,
+    ids: Sequence[int] | None = None,
+    together: int = 1,
 ) -> Codes:
     """Assign every sample to a split.
 
-    By trajectory, samples are ranked by a hash of (seed, sample id) and cut at the fractions. By area, a sample belongs
-    to a split if all its anchors lie in that split's cells or regions; one that crosses a border is `guard`. Then
-    samples nearer than the guard distance to another split are marked `guard`.
+    By trajectory, samples (or what goes `together`) are ranked by a hash of (seed, id) and cut at the fractions. By
+    area, a sample belongs to a split if all its anchors lie in that split's cells or regions; one that crosses a border
+    is `guard`. Then samples nearer than the guard distance to another split are marked `guard`.
 
     Args:
         motion: Where all samples of the store are, `[user, anchor, ...]`.
         spec: A `SplitSpec`, or the mapping of a recipe.
         seed: The recipe's seed.
         ids: Sample ids, `[user]`; None: 0, 1, 2, ...
+        together: Consecutive ids, from a multiple of it on, that depend on one another and go to the same split.
 
     Returns:
         Indices into `SPLITS`, int8 `[user]`; deterministic.
@@ -117,8 +122,13 @@ def assign_splits(
     names = np.arange(len(positions)) if ids is None else np.asarray(ids, dtype=np.int64)
     if len(names) != len(positions):
         raise UsageError(f"{len(names)} sample ids for {len(positions)} samples.")
+    if np.isnan(positions).any() and (spec.by == "area" or spec.guard > 0):
+        raise UsageError("users of these channels have no places: split them by trajectory, without a guard distance.")
+    if together > 1 and spec.by == "area":
+        raise UsageError(f"{together} samples at a time depend on one another: split them by trajectory.")
     if spec.by == "trajectory":
-        codes = _by_trajectory(names, spec, seed)
+        groups, member = np.unique(names // together, return_inverse=True)
+        codes = _by_trajectory(groups, spec, seed)[member]
     elif spec.cell is not None:
         codes = _by_cell(positions[..., :2], spec, seed)
     else:

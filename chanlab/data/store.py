@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from chanlab.channels.source import Links
+from chanlab.channels.source import CIRLinks, Links
+from chanlab.data.fields import FIELDS_OF, Array
 from chanlab.data.manifest import Manifest, read_manifest, shard_name
 from chanlab.data.reader import ShardReader, runs_of
 from chanlab.data.recipe import Recipe, parse_recipe
-from chanlab.data.schema import FIELDS, SCHEMA_VERSION, Array, links_of
+from chanlab.data.schema import SCHEMA_VERSION, links_of
 from chanlab.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _OPEN_FILES = 64
 
 
 class Store:
-    """Channels on disk, as paths, with their users' motion and splits.
+    """Channels on disk, as paths or impulse responses, with their users' motion and splits.
 
     Files are opened when first read, in each process anew, and never pickled: a store may be handed to the workers of a
     DataLoader by fork or by spawn.
@@ -97,6 +98,11 @@ class Store:
         return self.manifest.content_hash
 
     @property
+    def payload(self) -> str:
+        """What it holds: `paths`, or `cir` (impulse responses of models whose rays are private)."""
+        return self.manifest.payload
+
+    @property
     def num_samples(self) -> int:
         """Number of users that can be read."""
         return sum(entry.stop - entry.start for entry in self.manifest.shards.values())
@@ -134,9 +140,28 @@ class Store:
             number in the shards they come from.
 
         Raises:
-            UsageError: If an id is not in the store.
+            UsageError: If an id is not in the store, or it holds impulse responses.
             StoreError: If a shard is damaged.
         """
+        links = self.read(ids)
+        if isinstance(links, CIRLinks):
+            raise UsageError(f"{self.path} holds impulse responses, not paths: read them with Store.cir_links.")
+        return links
+
+    def cir_links(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> CIRLinks:
+        """Impulse responses and motion of users, as `links` reads paths.
+
+        Raises:
+            UsageError: If an id is not in the store, or it holds paths.
+            StoreError: If a shard is damaged.
+        """
+        links = self.read(ids)
+        if isinstance(links, Links):
+            raise UsageError(f"{self.path} holds paths, not impulse responses: read them with Store.links.")
+        return links
+
+    def read(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> Links | CIRLinks:
+        """What `links` or `cir_links` returns, whichever the store holds."""
         wanted = np.asarray(ids, dtype=np.int64).reshape(-1)
         shards = wanted // self.manifest.shard_size
         known = np.isin(shards, list(self.manifest.shards)) & (wanted >= 0) & (wanted < self.manifest.samples)
@@ -146,7 +171,8 @@ class Store:
         users = {int(index): np.flatnonzero(shards == index) for index in np.unique(shards)}
         readers = [(self._open(index), where) for index, where in users.items()]
         runs = [runs_of(wanted[where] - index * self.manifest.shard_size) for index, where in users.items()]
-        arrays = {name: self._gather(name, readers, runs) for name in FIELDS if name not in ("split", "sample_hashes")}
+        names = [name for name in FIELDS_OF[self.payload] if name not in ("split", "sample_hashes")]
+        arrays = {name: self._gather(name, readers, runs) for name in names}
         return links_of(arrays, readers[0][0].attributes.carrier)
 
     def verify(self, progress: bool = False) -> VerifyReport:
@@ -162,13 +188,14 @@ class Store:
 
     def _gather(self, name: str, readers: list[tuple[ShardReader, Array]], runs: list[tuple[Array, Array]]) -> Array:
         """One dataset's rows from several shards, in the order asked for, padded to one shape."""
-        if FIELDS[name].axes[0] != "user":
+        field = FIELDS_OF[self.payload][name]
+        if field.axes[0] != "user":
             return readers[0][0].read(name)  # the same in all shards
         parts = [reader.rows(name, *run) for (reader, _), run in zip(readers, runs, strict=True)]
         if len(parts) == 1:
             return parts[0]
         shape = np.max([part.shape[1:] for part in parts], axis=0) if parts[0].ndim > 1 else ()
-        out = np.zeros((sum(map(len, parts)), *shape), FIELDS[name].dtype)
+        out = np.zeros((sum(map(len, parts)), *shape), field.dtype)
         for part, (_, where) in zip(parts, readers, strict=True):
             index: tuple[Any, ...] = (where, *(slice(length) for length in part.shape[1:]))
             out[index] = part

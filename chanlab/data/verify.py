@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from chanlab.channels.source import CIRLinks
+from chanlab.data.fields import Array
 from chanlab.data.manifest import MANIFEST, Manifest, ShardEntry, read_manifest
 from chanlab.data.recipe import parse_recipe
-from chanlab.data.schema import SCHEMA_VERSION, Array, DamagedError, content_hash, decode_shard, sample_hashes
+from chanlab.data.schema import SCHEMA_VERSION, DamagedError, content_hash, decode_shard, sample_hashes
 from chanlab.data.store import Store
 from chanlab.errors import StoreError
 
@@ -122,7 +124,7 @@ def _verify_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> Array:
     )
     if (attributes.start, attributes.stop) != (entry.start, entry.stop) or not same_recipe:
         raise StoreError("it belongs to another store")
-    digests = sample_hashes(arrays, attributes.carrier)
+    digests = sample_hashes(arrays, attributes.carrier, attributes.payload)
     if not np.array_equal(digests, arrays["sample_hashes"]):
         raise StoreError("its channels are not those that were hashed when it was written")
     return digests
@@ -133,7 +135,8 @@ def info(path: str | Path) -> dict[str, Any]:
 
     Returns:
         `path, schema_version, payload, name, description, samples, samples_expected, complete, shards, anchors,
-        max_paths, carrier` [Hz], `duration` [s] of a trajectory, `size` [bytes], `splits` (samples by name),
+        max_paths` (or taps), `carrier` [Hz], `duration` [s] of a trajectory, `snapshots` (of
+        impulse responses, else None), `size` [bytes], `splits` (samples by name),
         `content_hash` (None unless complete), `seed, recipe` (YAML) and `versions`.
 
     Raises:
@@ -141,7 +144,8 @@ def info(path: str | Path) -> dict[str, Any]:
     """
     store = Store(path, partial=True)
     manifest = store.manifest
-    first = store.links(store.sample_ids[:1])
+    first = store.read(store.sample_ids[:1])
+    times = first.snapshots if isinstance(first, CIRLinks) else first.times
     return {
         "path": str(path),
         "schema_version": SCHEMA_VERSION,
@@ -155,7 +159,8 @@ def info(path: str | Path) -> dict[str, Any]:
         "anchors": store.num_anchors,
         "max_paths": max(entry.num_paths for entry in manifest.shards.values()),
         "carrier": store.carrier,
-        "duration": float(first.times[0, -1]),
+        "duration": float(times[0, -1]),
+        "snapshots": times.shape[1] if isinstance(first, CIRLinks) else None,
         "size": sum(entry.size for entry in manifest.shards.values()),
         "splits": {name: len(ids) for name, ids in store.splits.items()},
         "content_hash": manifest.content_hash,

@@ -9,9 +9,9 @@ from random_drops import RandomDrops, recipe_text
 from torch.utils.data import DataLoader, Dataset
 
 from chanlab.channels.paths import PATH_TENSORS
+from chanlab.data.fields import FIELDS
 from chanlab.data.generate import generate
 from chanlab.data.recipe import parse_recipe
-from chanlab.data.schema import FIELDS
 from chanlab.data.store import Store
 from chanlab.data.verify import info
 from chanlab.errors import UsageError
