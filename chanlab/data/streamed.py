@@ -10,7 +10,8 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from chanlab.channels import subcarrier_frequencies
+from chanlab.channels import CDL, CIR, PlanarArray, subcarrier_frequencies
+from chanlab.channels.sionna1 import UplinkOfSionna1
 from chanlab.data import counter
 from chanlab.data.draws import hashed
 from chanlab.data.impairments import Impairments
@@ -18,6 +19,7 @@ from chanlab.data.protocol import (
     Cell,
     Condition,
     Duplex,
+    Protocol,
     add_noise,
     cell_number,
     find_protocol,
@@ -29,9 +31,6 @@ from chanlab.errors import UsageError
 
 DRAWN = -1
 """In place of a condition's number: Gaussian noise at an SNR drawn for each sample."""
-
-Taps = tuple[Tensor, Tensor]
-"""Coefficients `[batch, port, time, tap]` and delays `[batch, tap]` [s]."""
 
 
 class SampleRequest(NamedTuple):
@@ -106,7 +105,8 @@ class StreamedCSI:
         self.block_size = block_size
         self.max_blocks = max_blocks
         self.impairments = impairments or Impairments()
-        self._blocks: OrderedDict[tuple[int, int, torch.device], Taps] = OrderedDict()
+        self._sources: dict[int, CDL] = {}
+        self._blocks: OrderedDict[tuple[int, int, torch.device], CIR] = OrderedDict()
         self._last: tuple[Tensor, torch.device, tuple[Tensor, Tensor]] | None = None
 
     def ids(self, samples_per_cell: int, start: int = 0) -> Tensor:
@@ -154,19 +154,20 @@ class StreamedCSI:
         if self._last and self._last[1] == device and torch.equal(self._last[0], sample_id):
             return self._last[2]
         p = self.protocol
-        coefficients, delays = self._gather(sample_id, device)
-        grid = subcarrier_frequencies(p.fft_size, p.subcarrier_spacing).to(delays)
-        coefficients = coefficients / grid_energy(coefficients, delays, grid).sqrt()[:, None, None, None]
+        grid = subcarrier_frequencies(p.fft_size, p.subcarrier_spacing).to(device)
+        cir = self._gather(sample_id, device).normalized(grid)
         lower, upper = grid[: p.num_subcarriers], grid[p.band_distance :]
-        bands = {"tdd": (lower,), "fdd": (upper,), "both": (lower, upper)}[self.duplex]
-        history = taps_to_cfr(coefficients[:, :, : p.history], delays, lower)
-        target = taps_to_cfr(coefficients[:, :, -p.horizons :], delays, torch.cat(bands))
-        result = history[:, None], target[:, None]
+        band = {"tdd": lower, "fdd": upper, "both": torch.cat([lower, upper])}[self.duplex]
+        steps = cir.coefficients.shape[3]
+        result = (
+            cir.at(slice(p.history)).cfr(lower),
+            cir.at(slice(steps - p.horizons, steps)).cfr(band),
+        )
         self._last = sample_id.clone(), device, result
         return result
 
-    def _gather(self, sample_id: Tensor, device: torch.device) -> Taps:
-        """Taps of samples, from the blocks that hold them."""
+    def _gather(self, sample_id: Tensor, device: torch.device) -> CIR:
+        """Impulse responses of samples, from the blocks that hold them."""
         number = number_in_cell(sample_id)
         names = torch.stack([cell_number(sample_id), number // self.block_size], 1)
         found, where = torch.unique(names, dim=0, return_inverse=True)
@@ -175,17 +176,12 @@ class StreamedCSI:
         rows, parts = [], []
         for i in order:
             chosen = (where == i).nonzero()[:, 0]
-            coefficients, delays = self._block(int(found[i, 0]), int(found[i, 1]), device)
-            place = (number[chosen] % self.block_size).to(device)
+            block = self._block(int(found[i, 0]), int(found[i, 1]), device)
             rows.append(chosen)
-            parts.append((coefficients[place], delays[place]))
-        taps = max(delays.shape[1] for _, delays in parts)
-        padded = [tuple(torch.nn.functional.pad(x, (0, taps - x.shape[-1])) for x in part) for part in parts]
-        back = torch.cat(rows).argsort().to(device)
-        coefficients, delays = (torch.cat(x)[back] for x in zip(*padded, strict=True))
-        return coefficients, delays
+            parts.append(block[(number[chosen] % self.block_size).to(device)])
+        return CIR.cat(parts)[torch.cat(rows).argsort().to(device)]
 
-    def _block(self, cell: int, block: int, device: torch.device) -> Taps:
+    def _block(self, cell: int, block: int, device: torch.device) -> CIR:
         name = (cell, block, device)
         if name not in self._blocks:
             while len(self._blocks) >= self.max_blocks:
@@ -194,52 +190,25 @@ class StreamedCSI:
         self._blocks.move_to_end(name)
         return self._blocks[name]
 
-    def _draw(self, cell: int, block: int, device: torch.device) -> Taps:
+    def _draw(self, cell: int, block: int, device: torch.device) -> CIR:
+        if cell not in self._sources:
+            self._sources[cell] = cell_channels(self.protocol, self.protocol.cell(cell))
         steps = self.protocol.history + self.impairments.feedback_delay + self.protocol.horizons
-        seed = hashed(self.seed, self.split, "channel", cell, block, self.block_size)
-        return _sionna(self.protocol.cell(cell), self.block_size, steps, seed, device)
+        seed = hashed(self.seed, self.split, "channel", cell, block, self.block_size) >> 1
+        return self._sources[cell].draw(self.block_size, seed, steps, self.protocol.interval, device)
 
     def _key(self, sample_id: Tensor, use: str) -> Tensor:
         return counter.keys(sample_id, self.seed, self.split, use)
 
 
-def taps_to_cfr(coefficients: Tensor, delays: Tensor, frequencies: Tensor) -> Tensor:
-    """Channel frequency response of taps that stay in their place.
-
-    Args:
-        coefficients: Complex `[batch, port, time, tap]`.
-        delays: `[batch, tap]` [s].
-        frequencies: `[subcarrier]` [Hz].
-
-    Returns:
-        Complex `[batch, port, time, subcarrier]`.
-    """
-    phase = -2 * math.pi * delays[..., None] * frequencies
-    turns = torch.polar(torch.ones_like(phase), phase)
-    return (coefficients.flatten(1, 2) @ turns).view(*coefficients.shape[:3], len(frequencies))
-
-
-def grid_energy(coefficients: Tensor, delays: Tensor, frequencies: Tensor) -> Tensor:
-    """Mean of |h|² over ports, times and subcarriers, `[batch]`; the arguments are those of `taps_to_cfr`."""
-    stacked = coefficients.flatten(1, 2)
-    covariance = stacked.mT @ stacked.conj() / stacked.shape[1]
-    phase = -2 * math.pi * delays[..., None] * frequencies
-    steering = torch.polar(torch.ones_like(phase), phase)
-    return (covariance * (steering @ steering.mH) / len(frequencies)).sum((1, 2)).real
-
-
-def _sionna(cell: Cell, count: int, steps: int, seed: int, device: torch.device) -> Taps:
-    from sionna.phy import config
-    from sionna.phy.channel.tr38901 import CDL, PanelArray
-
-    fc, dev = 2.4e9, str(device)
-    ut = PanelArray(1, 1, "single", "V", "omni", fc, device=dev)
-    bs = PanelArray(4, 4, "dual", "cross", "38.901", fc, device=dev)
-    v = cell.speed
-    cdl = CDL(cell.model, cell.delay_spread, fc, ut, bs, "uplink", min_speed=v, max_speed=v, device=dev)
-    rng = config.torch_rng(dev)
-    state = rng.get_state()
-    rng.manual_seed(seed % 2**63)
-    a, tau = cdl(count, steps, 1 / 2.352e-3)
-    rng.set_state(state)
-    return a[:, 0, :, 0, 0].permute(0, 1, 3, 2).contiguous(), tau[:, 0, 0]
+def cell_channels(protocol: Protocol, cell: Cell) -> CDL:
+    """The channels of a cell: the base station's ports on the axis tx."""
+    kind = CDL if protocol.doppler == "user" else UplinkOfSionna1
+    return kind(
+        cell.model,  # type: ignore[arg-type]
+        cell.delay_spread,
+        cell.speed,
+        protocol.carrier,
+        bs_array=PlanarArray(protocol.rows, protocol.columns, pattern="tr38901", polarization="cross"),
+        ut_array=PlanarArray(pattern="iso", polarization="V"),
+    )
