@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 from chanlab.channels import PlanarArray
 from chanlab.data.sampler import WindowLoader, WindowSampler
 from chanlab.data.store import Store
+from chanlab.data.tap_windows import TapWindows
 from chanlab.data.views import CSIView, PathWindows
-from chanlab.data.windows import CSIBatch, CSIWindows, collate
+from chanlab.data.windows import CSIWindows, Fetched, collate
 from chanlab.errors import UsageError
 
 
@@ -145,25 +146,25 @@ class CSIDataModule(LightningDataModule):
         )
         return WindowLoader(windows, batch_size=self.batch_size, sampler=sampler, **self._loading())
 
-    def val_dataloader(self) -> DataLoader[CSIBatch | PathWindows]:
+    def val_dataloader(self) -> DataLoader[Fetched]:
         """Windows of `val` in the order of sample ids."""
         return self._evaluate("val")
 
-    def test_dataloader(self) -> DataLoader[CSIBatch | PathWindows]:
+    def test_dataloader(self) -> DataLoader[Fetched]:
         """Windows of `test` in the order of sample ids."""
         return self._evaluate("test")
 
-    def predict_dataloader(self) -> DataLoader[CSIBatch | PathWindows]:
+    def predict_dataloader(self) -> DataLoader[Fetched]:
         """Windows of `predict_split` in the order of sample ids."""
         return self._evaluate(self.predict_split)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Compute channels from paths, on the device the batch has reached."""
-        if isinstance(batch, PathWindows):
+        """Compute channels from paths or taps, on the device the batch has reached."""
+        if isinstance(batch, PathWindows | TapWindows):
             return next(iter(self._windows.values())).to_batch(batch)
         return batch
 
-    def _evaluate(self, split: str) -> DataLoader[CSIBatch | PathWindows]:
+    def _evaluate(self, split: str) -> DataLoader[Fetched]:
         windows = self.windows(split)
         sampler = WindowSampler(windows, False, windows.seed, *self._processes(), even=False)
         return DataLoader(windows, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())

@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from chanlab.data.draws import hashed
-from chanlab.data.views import PathWindows
-from chanlab.data.windows import CSIBatch, CSIWindows
+from chanlab.data.windows import CSIBatch, CSIWindows, Fetched
 
 
 class WindowSampler(DistributedSampler[CSIBatch]):
@@ -66,7 +65,7 @@ class WindowSampler(DistributedSampler[CSIBatch]):
         return iter([(epoch, int(i)) for i in mine[self.seen[1] if epoch == self.seen[0] else 0 :]])
 
 
-class WindowLoader(DataLoader[CSIBatch | PathWindows]):
+class WindowLoader(DataLoader[Fetched]):
     """A `DataLoader` that Lightning may resume within an epoch.
 
     Its place comes from the trainer's own count of batches (`CSIDataModule.train_dataloader`), so that its state is no

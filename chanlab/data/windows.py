@@ -18,6 +18,7 @@ from chanlab.data import draws
 from chanlab.data.coverage import anchors_around, usable_samples
 from chanlab.data.splits import SPLITS
 from chanlab.data.store import Store
+from chanlab.data.tap_windows import Snapshots, TapWindows, stored_interval, tap_channels
 from chanlab.data.view_file import ViewFile, build_view_file, empty
 from chanlab.data.views import CSIView, PathWindows, window_channels
 from chanlab.errors import UsageError
@@ -48,6 +49,10 @@ class CSIBatch(NamedTuple):
     speed: Tensor
 
 
+Fetched = CSIBatch | PathWindows | TapWindows
+"""What a worker of a `DataLoader` hands over: a batch, or what its channels are computed from."""
+
+
 class CSIWindows(Dataset[CSIBatch]):
     """Windows over the trajectories of one split of a store.
 
@@ -55,9 +60,12 @@ class CSIWindows(Dataset[CSIBatch]):
     window index) alone, in training on the epoch as well: not on batch, worker, order or device. Samples too short for
     a window, or with an anchor that no path reaches, are skipped and counted in `skipped`. A store of single anchors
     (static users) has no end of time: its windows follow one another from 0, and the Doppler shifts make the fading.
+    In a store of impulse responses windows start at any stored snapshot that leaves room, subcarriers are free, and the
+    arrays are the stored ones.
 
     An item is a `CSIBatch` without batch axis. In a `DataLoader`, give `collate_fn=collate`: batches are fetched whole,
-    in mode `paths` as `PathWindows` that `to_batch` turns into channels on the learner's device: see `CSIDataModule`.
+    in mode `paths` as `PathWindows` or `TapWindows` that `to_batch` turns into channels on the learner's device: see
+    `CSIDataModule`.
 
     Args:
         store: A `Store` or its folder.
@@ -116,8 +124,11 @@ class CSIWindows(Dataset[CSIBatch]):
             raise UsageError(f"mode must be 'paths' or 'materialised', not {mode!r}.")
         self.split = split
         self.mode = mode
+        section = self.store.recipe.view
+        if self.store.payload == "cir":
+            section = {"interval": stored_interval(self.store), **section}
         self.view = CSIView.parse(
-            self.store.recipe.view,
+            {k: v for k, v in section.items() if v is not None},
             history=history,
             horizons=horizons,
             interval=interval,
@@ -133,6 +144,7 @@ class CSIWindows(Dataset[CSIBatch]):
         self.by_epoch = split == "train" if by_epoch is None else by_epoch
         self._range, self._levels = _snr(snr_db)
         self.carrier = self.store.carrier
+        self._snapshots = Snapshots(self.store, self.view) if self.store.payload == "cir" else None
         ids, slack, self.skipped = usable_samples(self.store, split, self.view)
         if not 0 < train_fraction <= 1:
             raise UsageError(f"train_fraction must be above 0 and at most 1, not {train_fraction!r}.")
@@ -144,7 +156,7 @@ class CSIWindows(Dataset[CSIBatch]):
         self.sample_ids = np.repeat(ids, per_sample)
         self.window_ids = np.tile(np.arange(per_sample), len(ids))
         self._slack = np.repeat(slack, per_sample)
-        self.tx_orientation = self.store.links(ids[:1]).tx_orientation
+        self.tx_orientation = self.store.read(ids[:1]).tx_orientation
         self._file: ViewFile | None = None
         if mode == "materialised":
             folder = Path(view_dir) if view_dir else self.store.path.with_name(self.store.path.name + ".views")
@@ -156,7 +168,7 @@ class CSIWindows(Dataset[CSIBatch]):
     def __getitem__(self, index: Index) -> CSIBatch:
         return CSIBatch(*(x[0] for x in self.batch([index])))
 
-    def __getitems__(self, indices: Sequence[Index]) -> CSIBatch | PathWindows:
+    def __getitems__(self, indices: Sequence[Index]) -> Fetched:
         """Fetch a batch as a worker of a `DataLoader` does: what is read and drawn, without computing channels."""
         epochs, items = self._unpack(indices)
         rows, level = np.divmod(items, len(self._levels or (0,)))
@@ -167,7 +179,7 @@ class CSIWindows(Dataset[CSIBatch]):
             ]
         )
         if self._file is None:
-            return self._paths(rows, epochs, snr)
+            return self._read(rows, epochs, snr)
         power, speed = self._file.power[rows], self._file.speed[rows]
         variance = power * 10 ** (-snr / 10)
         deviation = variance.sqrt().tolist()
@@ -183,11 +195,11 @@ class CSIWindows(Dataset[CSIBatch]):
         return self.to_batch(self.__getitems__(indices))
 
     @torch.no_grad()
-    def to_batch(self, fetched: CSIBatch | PathWindows) -> CSIBatch:
+    def to_batch(self, fetched: Fetched) -> CSIBatch:
         """Compute the channels of what `__getitems__` fetched, on its device."""
         if isinstance(fetched, CSIBatch):
             return fetched
-        history, target = window_channels(fetched, self.view, self.carrier, self.tx_orientation)
+        history, target = self._channels(fetched)
         power = 2 * torch.view_as_real(history).square().mean((1, 2, 3, 4, 5))
         variance = power * 10 ** (-fetched.snr_db / 10)
         noisy = torch.addcmul(history, variance.sqrt().to(history)[:, None, None, None, None], fetched.noise)
@@ -202,11 +214,21 @@ class CSIWindows(Dataset[CSIBatch]):
             rows: Indices into `sample_ids` and `window_ids`.
             epochs: Epoch of each; None: those of windows that don't change.
         """
+        if self._snapshots is not None:
+            return np.asarray(self._snapshots.spacing * self._first(rows, epochs), np.float64)
         if self.store.num_anchors == 1:
             return np.asarray(self.window_ids[rows] * (self.view.span + self.view.interval), np.float64)
+        return np.asarray(self._slack[rows] * self._share(rows, epochs), np.float64)
+
+    def _share(self, rows: npt.NDArray[np.int64], epochs: Sequence[int] | None) -> npt.NDArray[np.float64]:
+        """A number in [0, 1) for each window, that says where it starts."""
         epochs = [draws.FIXED] * len(rows) if epochs is None else epochs
-        share = [draws.uniform(*self._name(r), e, draws.START) for r, e in zip(rows, epochs, strict=True)]
-        return np.asarray(self._slack[rows] * np.array(share), np.float64)
+        return np.array([draws.uniform(*self._name(r), e, draws.START) for r, e in zip(rows, epochs, strict=True)])
+
+    def _first(self, rows: npt.NDArray[np.int64], epochs: Sequence[int] | None) -> npt.NDArray[np.int64]:
+        """First snapshot of windows of impulse responses."""
+        assert self._snapshots is not None
+        return np.floor(self._share(rows, epochs) * (self._snapshots.slack + 1)).astype(np.int64)
 
     def _unpack(self, indices: Sequence[Index]) -> tuple[list[int], npt.NDArray[np.int64]]:
         pairs = [i if isinstance(i, tuple) else (0, i) for i in indices]
@@ -234,10 +256,20 @@ class CSIWindows(Dataset[CSIBatch]):
             draws.fill_noise(window, 1.0, *self._name(row), epoch)
         return noise
 
-    def _paths(
+    def _read(
         self, rows: npt.NDArray[np.int64], epochs: Sequence[int], snr: Tensor, noisy: bool = True
-    ) -> PathWindows:
+    ) -> PathWindows | TapWindows:
+        """What is stored of windows, and their noise."""
         moving = None if self.mode == "materialised" else epochs
+        noise = self._noise(rows, epochs) if noisy else torch.empty(len(rows), 0)
+        if self._snapshots is None:
+            return self._paths(rows, moving, noise, snr)
+        cir, speed = self._snapshots.fetch(self.store, self.sample_ids[rows], self._first(rows, moving))
+        return TapWindows(cir.coefficients, cir.delay, noise, snr, *self._labels(rows), speed)
+
+    def _paths(
+        self, rows: npt.NDArray[np.int64], moving: Sequence[int] | None, noise: Tensor, snr: Tensor
+    ) -> PathWindows:
         start = torch.from_numpy(self.starts(rows, moving))
         links = self.store.links(self.sample_ids[rows])
         keep = anchors_around(links.times, start, self.view.span)
@@ -248,7 +280,7 @@ class CSIWindows(Dataset[CSIBatch]):
             *(paths.transfer, paths.delay, paths.departure, paths.arrival, paths.doppler, paths.mask),
             anchor_times=links.times[line, keep] - start[:, None],
             rx_orientations=links.orientations[line, keep],
-            noise=self._noise(rows, epochs) if noisy else torch.empty(len(rows), 0),
+            noise=noise,
             snr_db=snr,
             sample_id=links.sample_ids,
             window=torch.from_numpy(self.window_ids[rows]),
@@ -257,9 +289,14 @@ class CSIWindows(Dataset[CSIBatch]):
 
     def _clean(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
         """Noiseless history and target and the speed of windows, for the materialised view."""
-        windows = self._paths(rows, [draws.FIXED] * len(rows), torch.zeros(len(rows)), noisy=False)
+        windows = self._read(rows, [draws.FIXED] * len(rows), torch.zeros(len(rows)), noisy=False)
         with torch.no_grad():
-            return *window_channels(windows, self.view, self.carrier, self.tx_orientation), windows.speed
+            return *self._channels(windows), windows.speed
+
+    def _channels(self, windows: PathWindows | TapWindows) -> tuple[Tensor, Tensor]:
+        if isinstance(windows, TapWindows):
+            return tap_channels(windows, self.view, self.carrier)
+        return window_channels(windows, self.view, self.carrier, self.tx_orientation)
 
     def _key(self) -> dict[str, Any]:
         """Everything the content of a materialised view depends on."""
@@ -273,7 +310,7 @@ class CSIWindows(Dataset[CSIBatch]):
         }
 
 
-def collate(fetched: CSIBatch | PathWindows) -> CSIBatch | PathWindows:
+def collate(fetched: Fetched) -> Fetched:
     """The `collate_fn` of a `DataLoader` over `CSIWindows`: batches arrive whole."""
     return fetched
 

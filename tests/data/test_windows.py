@@ -216,7 +216,9 @@ def test_samples_with_an_anchor_without_paths_are_skipped(store):
         return SimpleNamespace(times=true.times, paths=SimpleNamespace(mask=mask), num_users=true.num_users)
 
     blank = int(store.splits["train"][2])
-    fake = SimpleNamespace(splits=store.splits, links=links, num_anchors=store.num_anchors, path=store.path)
+    fake = SimpleNamespace(
+        splits=store.splits, links=links, num_anchors=store.num_anchors, path=store.path, payload="paths"
+    )
     ids, slack, skipped = usable_samples(fake, "train", CSIWindows(store, "train").view)
     assert blank not in ids
     assert len(ids) == len(slack) == 17
