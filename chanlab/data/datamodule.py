@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from chanlab.channels import PlanarArray
+from chanlab.data.impairments import Impairments
 from chanlab.data.sampler import WindowLoader, WindowSampler
 from chanlab.data.store import Store
 from chanlab.data.tap_windows import TapWindows
@@ -48,6 +49,7 @@ class CSIDataModule(LightningDataModule):
         band: `tdd`: the target on the history's band; `fdd`: on another one.
         fdd_offset: For `fdd`: distance of the bands in subcarriers.
         train_fraction: Share of the training trajectories that are kept, whole, for few-shot training.
+        impairments: What stands between the channel and the history beside Gaussian noise; None is nothing.
 
     Raises:
         UsageError: If an argument doesn't fit the store.
@@ -77,6 +79,7 @@ class CSIDataModule(LightningDataModule):
         band: Literal["tdd", "fdd"] | None = None,
         fdd_offset: int | None = None,
         train_fraction: float = 1.0,
+        impairments: Impairments | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1 or (eval_batch_size or 1) < 1 or num_workers < 0:
@@ -103,6 +106,7 @@ class CSIDataModule(LightningDataModule):
             "band": band,
             "fdd_offset": fdd_offset,
             "train_fraction": train_fraction,
+            "impairments": impairments,
         }
         self._windows: dict[str, CSIWindows] = {}
         self._store: Store | None = None

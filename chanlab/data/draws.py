@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-START, SNR, NOISE, FEW = 1, 2, 3, 4
-"""Streams: where a window starts, its SNR, its noise, whether few-shot training keeps its sample."""
+START, SNR, NOISE, FEW, IMPAIRMENTS = 1, 2, 3, 4, 5
+"""Streams: where a window starts, its SNR, its noise, whether few-shot training keeps its sample, its impairments."""
 
 FIXED = 2**32 - 1
 """The epoch of windows that are the same in every epoch."""

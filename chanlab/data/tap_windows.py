@@ -26,6 +26,7 @@ class TapWindows(NamedTuple):
         sample_id: int64 `[batch]`.
         window: int64 `[batch]`.
         speed: `[batch]` [m/s].
+        key: What random impairments depend on, int64 `[batch]`.
     """
 
     coefficients: Tensor
@@ -35,6 +36,7 @@ class TapWindows(NamedTuple):
     sample_id: Tensor
     window: Tensor
     speed: Tensor
+    key: Tensor
 
 
 class Snapshots:

@@ -142,6 +142,7 @@ class PathWindows(NamedTuple):
         sample_id: int64 `[batch]`.
         window: int64 `[batch]`.
         speed: `[batch]` [m/s].
+        key: What random impairments depend on, int64 `[batch]`.
     """
 
     transfer: Tensor
@@ -157,6 +158,7 @@ class PathWindows(NamedTuple):
     sample_id: Tensor
     window: Tensor
     speed: Tensor
+    key: Tensor
 
 
 def window_channels(

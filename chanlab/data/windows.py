@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 from chanlab.channels import PlanarArray
 from chanlab.data import draws
 from chanlab.data.coverage import anchors_around, usable_samples
+from chanlab.data.impairments import Impairments
 from chanlab.data.splits import SPLITS
 from chanlab.data.store import Store
 from chanlab.data.tap_windows import Snapshots, TapWindows, stored_interval, tap_channels
@@ -89,6 +91,7 @@ class CSIWindows(Dataset[CSIBatch]):
         train_fraction: Share of the trajectories of split `train` that are kept, whole, for few-shot training; at least
             one is. Which ones depends on (seed, sample id) alone, and a larger share contains a smaller one. Other
             splits are not touched.
+        impairments: What stands between the channel and the history beside Gaussian noise; None is nothing.
 
     Raises:
         UsageError: If an argument doesn't fit, or no sample of the split is long enough for a window.
@@ -116,6 +119,7 @@ class CSIWindows(Dataset[CSIBatch]):
         by_epoch: bool | None = None,
         view_dir: str | Path | None = None,
         train_fraction: float = 1.0,
+        impairments: Impairments | None = None,
     ) -> None:
         self.store = store if isinstance(store, Store) else Store(store)
         if split not in SPLITS[1:] or split not in self.store.splits:
@@ -140,6 +144,10 @@ class CSIWindows(Dataset[CSIBatch]):
             band=band,
             fdd_offset=fdd_offset,
         )
+        self.impairments = impairments or Impairments()
+        if self.impairments.feedback_delay:
+            late = tuple(h + self.impairments.feedback_delay for h in self.view.horizons)
+            self.view = replace(self.view, horizons=late)
         self.seed = self.store.recipe.seed if seed is None else seed
         self.by_epoch = split == "train" if by_epoch is None else by_epoch
         self._range, self._levels = _snr(snr_db)
@@ -188,6 +196,7 @@ class CSIWindows(Dataset[CSIBatch]):
             draws.fill_noise(noise, deviation[i], *self._name(rows[i]), epochs[i])
 
         history = self._file.noisy_histories(rows, draw)
+        history = self._impair(history, variance, self._impairment_key(rows, epochs))
         return CSIBatch(history, self._file.target(rows), variance, snr, *self._labels(rows), speed)
 
     def batch(self, indices: Sequence[Index]) -> CSIBatch:
@@ -203,6 +212,7 @@ class CSIWindows(Dataset[CSIBatch]):
         power = 2 * torch.view_as_real(history).square().mean((1, 2, 3, 4, 5))
         variance = power * 10 ** (-fetched.snr_db / 10)
         noisy = torch.addcmul(history, variance.sqrt().to(history)[:, None, None, None, None], fetched.noise)
+        noisy = self._impair(noisy, variance, fetched.key)
         return CSIBatch(
             noisy, target.contiguous(), variance, fetched.snr_db, fetched.sample_id, fetched.window, fetched.speed
         )
@@ -249,6 +259,13 @@ class CSIWindows(Dataset[CSIBatch]):
     def _labels(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(self.sample_ids[rows]), torch.from_numpy(self.window_ids[rows])
 
+    def _impair(self, history: Tensor, variance: Tensor, key: Tensor) -> Tensor:
+        return self.impairments.apply(history, variance, key, self.view.interval, self.view.subcarrier_spacing)
+
+    def _impairment_key(self, rows: npt.NDArray[np.int64], epochs: Sequence[int]) -> Tensor:
+        keys = [draws.hashed(*self._name(r), e, draws.IMPAIRMENTS) >> 1 for r, e in zip(rows, epochs, strict=True)]
+        return torch.tensor(keys, dtype=torch.int64)
+
     def _noise(self, rows: npt.NDArray[np.int64], epochs: Sequence[int]) -> Tensor:
         """Noise of unit variance for the histories of windows, `[batch, rx_ant, tx_ant, time, subcarrier]`."""
         noise = empty((len(rows), *self.view.shape(self.view.history)))
@@ -263,12 +280,13 @@ class CSIWindows(Dataset[CSIBatch]):
         moving = None if self.mode == "materialised" else epochs
         noise = self._noise(rows, epochs) if noisy else torch.empty(len(rows), 0)
         if self._snapshots is None:
-            return self._paths(rows, moving, noise, snr)
+            return self._paths(rows, moving, noise, snr, self._impairment_key(rows, epochs))
         cir, speed = self._snapshots.fetch(self.store, self.sample_ids[rows], self._first(rows, moving))
-        return TapWindows(cir.coefficients, cir.delay, noise, snr, *self._labels(rows), speed)
+        key = self._impairment_key(rows, epochs)
+        return TapWindows(cir.coefficients, cir.delay, noise, snr, *self._labels(rows), speed, key)
 
     def _paths(
-        self, rows: npt.NDArray[np.int64], moving: Sequence[int] | None, noise: Tensor, snr: Tensor
+        self, rows: npt.NDArray[np.int64], moving: Sequence[int] | None, noise: Tensor, snr: Tensor, key: Tensor
     ) -> PathWindows:
         start = torch.from_numpy(self.starts(rows, moving))
         links = self.store.links(self.sample_ids[rows])
@@ -285,6 +303,7 @@ class CSIWindows(Dataset[CSIBatch]):
             sample_id=links.sample_ids,
             window=torch.from_numpy(self.window_ids[rows]),
             speed=links.velocities[line[:, 0], middle].norm(dim=-1),
+            key=key,
         )
 
     def _clean(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:

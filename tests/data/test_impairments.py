@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from window_store import make_store
 
 from chanlab.data import counter
 from chanlab.data.impairments import (
@@ -18,6 +19,7 @@ from chanlab.data.impairments import (
     timing_drift,
     turn_snapshots,
 )
+from chanlab.data.windows import CSIWindows
 from chanlab.errors import UsageError
 
 BATCH, PORTS, TIME, SUBCARRIERS = 64, 4, 16, 48
@@ -189,3 +191,30 @@ def test_nothing_is_done_by_default():
 def test_bad_arguments(arguments):
     with pytest.raises(UsageError, match=next(iter(arguments))):
         Impairments(**arguments)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("impairments") / "store")
+
+
+@pytest.mark.parametrize("mode", ["paths", "materialised"])
+def test_windows_of_a_store_are_impaired(store, tmp_path, mode):
+    common = {"snr_db": 20.0, "mode": mode, "view_dir": tmp_path}
+    plain = CSIWindows(store, "train", **common)
+    phase = CSIWindows(store, "train", impairments=Impairments(common_phase=math.inf), **common)
+    one, two = plain.batch([0, 3, 5]), phase.batch([0, 3, 5])
+    torch.testing.assert_close(two.target, one.target)
+    torch.testing.assert_close(two.history.abs(), one.history.abs())
+    torch.testing.assert_close(two.history[:, :, :, -1], one.history[:, :, :, -1])
+    assert not torch.isclose(two.history[:, :, :, :-1], one.history[:, :, :, :-1]).any()
+    torch.testing.assert_close(phase.batch([5]).history[0], two.history[2])  # whatever its batch
+    assert not torch.isclose(phase.batch([(1, 5)]).history[0, ..., 0, :], two.history[2][..., 0, :]).all()
+
+
+def test_feedback_delay_of_windows_moves_the_target_away(store):
+    view = {"snr_db": math.inf, "by_epoch": False, "history": 4}
+    late = CSIWindows(store, "train", horizons=2, impairments=Impairments(feedback_delay=3), **view).batch([0])
+    far = CSIWindows(store, "train", horizons=[4, 5], **view).batch([0])
+    torch.testing.assert_close(late.history, far.history)
+    torch.testing.assert_close(late.target, far.target)
