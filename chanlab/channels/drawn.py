@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, product
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from chanlab.channels.arrays import PlanarArray
 from chanlab.channels.cir import CIR
 from chanlab.channels.delay_lines import CDL, CDLModel
+from chanlab.channels.sionna1 import UplinkOfSionna1
 from chanlab.channels.source import CIRLinks, Motion
 from chanlab.channels.threegpp import Speed, ThreeGPP
 from chanlab.errors import UsageError
@@ -104,6 +106,8 @@ class CDLGrid(DrawnChannels):
         interval: Time between them [s].
         block: Samples drawn together, see `ThreeGPP`.
         device: See `DrawnChannels`.
+        doppler: End whose angles give the Doppler shifts: `user`, who moves, or `base station`, as Sionna had it in the
+            uplink before version 2 (`UplinkOfSionna1`).
 
     Raises:
         UsageError: If a value doesn't fit.
@@ -121,9 +125,11 @@ class CDLGrid(DrawnChannels):
         interval: float,
         block: int = 64,
         device: str = "cpu",
+        doppler: Literal["user", "base station"] = "user",
     ) -> None:
+        kind = CDL if doppler == "user" else UplinkOfSionna1
         cells: list[ThreeGPP] = [
-            CDL(model, spread, speed, carrier, bs_array, ut_array, block=block)
+            kind(model, spread, speed, carrier, bs_array, ut_array, block=block)
             for model, spread, speed in product(models, delay_spreads, speeds)
         ]
         super().__init__(cells, num_steps, interval, device)

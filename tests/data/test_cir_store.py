@@ -14,9 +14,12 @@ from chanlab.cli.main import main
 from chanlab.data.datamodule import CSIDataModule
 from chanlab.data.generate import generate, plan
 from chanlab.data.manifest import read_manifest
+from chanlab.data.protocol import Cell, find_protocol
 from chanlab.data.recipe import build_source, load_recipe, parse_recipe
 from chanlab.data.store import Store
+from chanlab.data.streamed import cell_channels
 from chanlab.data.verify import info, verify
+from chanlab.data.views import CSIView
 from chanlab.data.windows import CSIWindows
 from chanlab.errors import UsageError
 
@@ -224,6 +227,26 @@ def test_grid_is_every_combination():
         ("A", 1e-7, (1.0, 1.0)),
     ]
     assert grid.links(range(16), 1).model.tolist() == [i // 2 for i in range(16)]
+
+
+def test_stored_csi4cast_has_the_cells_of_its_protocol():
+    source, protocol = build_source(load_recipe("csi4cast")), find_protocol("csi4cast")
+    cells = [Cell(m.model, m.delay_spread, m.speed[0]) for m in source.models]
+    assert cells == list(protocol.cells["regular"])
+    assert all(m.speed[0] == m.speed[1] for m in source.models)
+    for model, cell in zip(source.models, cells, strict=True):
+        assert model.name == cell_channels(protocol, cell).name
+        assert (model.bs_array, model.ut_array) == (
+            cell_channels(protocol, cell).bs_array,
+            cell_channels(protocol, cell).ut_array,
+        )
+    assert source.num_steps == protocol.history + protocol.horizons
+    assert source.interval == pytest.approx(protocol.interval, rel=1e-9)
+    view = CSIView.parse(load_recipe("csi4cast").view)
+    assert (view.num_subcarriers, view.history, view.horizon) == (300, 16, 4)
+    assert view.tx_array == source.models[0].bs_array
+    fdd = CSIView.parse(load_recipe("csi4cast").view, band="fdd", fdd_offset=450)
+    assert fdd.fdd_offset == protocol.band_distance
 
 
 def test_models_of_one_store_fit_together():
