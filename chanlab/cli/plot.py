@@ -16,7 +16,8 @@ def add_parser(commands: Any) -> None:
         "draw a quick look at a store",
         ["chanlab plot out/street", "chanlab plot out/street --out street.png --sample 17"],
         "One picture of four: the scene with its users, one channel over time and frequency, the distribution of the "
-        "delay spread, and the path gain over distance.",
+        "delay spread, and the path gain over distance. For impulse responses: a channel, its taps, delay spreads, "
+        "and how fast channels change.",
     )
     parser.add_argument("path", metavar="PATH", help="folder of the store")
     parser.add_argument("--out", metavar="FILE", help="PNG, PDF or SVG to write (default: PATH/quicklook.png)")

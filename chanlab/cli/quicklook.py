@@ -134,6 +134,10 @@ def quicklook(store: Store, sample: int | None = None) -> Figure:
     """
     if sample is not None and sample not in store.sample_ids:
         raise UsageError(f"{store.path} has no sample {sample}; it holds {store.num_samples}.")
+    if store.payload == "cir":
+        from chanlab.cli.quicklook_cir import cir_quicklook
+
+        return cir_quicklook(store, sample)
     seen = survey(store)
     chosen = int(seen.sample_ids[seen.gain.argmax()]) if sample is None else sample
     figure = figures.new_figure(11.5, 8)

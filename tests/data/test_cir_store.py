@@ -102,6 +102,28 @@ def test_info_and_plan_tell_what_it_is(store, capsys):
     assert planned["bytes"] == pytest.approx(card["size"], rel=0.5)  # models have unlike numbers of taps
 
 
+def test_plot_draws_it(store, tmp_path):
+    picture = tmp_path / "cir.png"
+    assert main(["plot", str(store.path), "--out", str(picture), "--sample", "6"]) == 0
+    assert picture.stat().st_size > 20_000
+    assert main(["plot", str(store.path), "--out", str(picture), "--sample", "99"]) == 2
+
+
+def test_plotted_statistics_are_those_of_the_models(store):
+    from scipy.special import j0
+
+    from chanlab.cli.quicklook_cir import delay_spread, temporal_correlation
+
+    cir = TDL("B", 1e-7, 10.0, 2.4e9, BS, UT, block=64).draw(64, 1, 40, 1e-3)
+    assert delay_spread(cir).mean().item() == pytest.approx(1e-7, rel=0.1)
+    seen = temporal_correlation(cir)
+    assert torch.allclose(seen[:, 0], torch.ones(64))
+    expected = abs(j0(2 * math.pi * 10 / 299792458 * 2.4e9 * np.arange(5) * 1e-3))
+    assert np.allclose(seen.mean(0)[:5], expected, atol=0.1)
+    one = store.cir_links([6]).cir
+    assert torch.allclose(delay_spread(one.pad(40)), delay_spread(one))
+
+
 def test_the_other_payload_is_refused_by_name(store, tmp_path):
     with pytest.raises(UsageError, match="cir_links"):
         store.links([0])
