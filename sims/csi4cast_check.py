@@ -73,12 +73,13 @@ def run(args: argparse.Namespace) -> None:
         progress=True,
     )
     records = [r for result in results for r in compare(result, published, args)]
+    totals = [summary(result, records, args) for result in results]
     for result in results:
         mine = [r for r in records if r["condition"]["duplex"] == result.duplex]
         print(text_table(mine, result.duplex), end="\n\n")
     args.out.mkdir(parents=True, exist_ok=True)
     written = [args.out / "results.json", args.out / "csi4cast_check.png"]
-    save_records(written[0], records, replace=True)
+    save_records(written[0], [r for pair in totals for r in pair] + records, replace=True)
     save(picture(records), written[1])
     print("written:", *written)
 
@@ -138,6 +139,29 @@ def compare(result: Any, published: dict[Any, list[float]], args: argparse.Names
                 )
             )
     return records
+
+
+def summary(result: Any, records: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The mean over everything beside the published one, and the share of intervals that hold the published figure."""
+    from chanlab.records import record
+
+    mine = [r for r in records if r["condition"]["duplex"] == result.duplex]
+    interval = result.interval()
+    peer = sum(r["peer"] for r in mine) / len(mine)
+    common: dict[str, Any] = {
+        "system": "no prediction",
+        "data": "csi4cast",
+        "split": "regular",
+        "condition": {"duplex": result.duplex},
+        "n": args.samples * len(result.cells),
+        "seeds": [args.seed],
+    }
+    ends = {"low": interval.low, "high": interval.high}
+    return [
+        record(metric="nmse", value=interval.value, peer=peer, ratio=interval.value / peer, **ends, **common),
+        record(metric="nmse", value=peer, **common | {"system": "no prediction, published", "n": 2700, "seeds": []}),
+        record(metric="published_inside", value=100 * sum(r["inside"] for r in mine) / len(mine), unit="%", **common),
+    ]
 
 
 def text_table(records: Sequence[dict[str, Any]], duplex: str) -> str:

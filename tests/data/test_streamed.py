@@ -267,3 +267,26 @@ def test_bad_arguments(arguments):
 def test_unknown_protocol():
     with pytest.raises(UsageError, match="csi4cast"):
         find_protocol("none")
+
+
+def test_from_the_command_line(tmp_path, capsys):
+    main = pytest.importorskip("chanlab.cli.lightning").main
+    config = tmp_path / "np.yaml"
+    config.write_text(
+        f"""
+model:
+  class_path: chanlab.csi.CSIPredictionModule
+  init_args: {{predictor: {{class_path: chanlab.csi.NoPrediction}}}}
+data:
+  class_path: chanlab.data.StreamedCSIDataModule
+  init_args:
+    samples_per_cell: 2
+    eval_block_size: 2
+    eval_cells: robustness
+    impairments: {{pilot_spacing: 4, quantisation_bits: 6}}
+trainer: {{accelerator: cpu, logger: false, enable_progress_bar: false, default_root_dir: {tmp_path}}}
+""",
+        encoding="utf-8",
+    )
+    main(["test", "--config", str(config)])
+    assert "test/nmse_db" in capsys.readouterr().out
