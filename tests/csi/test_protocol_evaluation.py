@@ -1,0 +1,72 @@
+"""Figures of a protocol's sets are those of `chanlab.metrics`, cell by cell."""
+
+import pytest
+import torch
+from torch import nn
+
+from chanlab.csi import NoPrediction, evaluate_protocol, protocol_records
+from chanlab.data import Cell, SampleRequest, StreamedCSI
+from chanlab.data.protocol import CSI4CAST
+from chanlab.errors import UsageError
+from chanlab.metrics import nmse, nmse_by_step
+
+CELLS = (Cell("D", 300e-9, 10.0), Cell("A", 30e-9, 30.0))
+
+
+class Recorder(nn.Module):
+    """Predicts nothing and keeps what it was told of the noise."""
+
+    horizons = 4
+
+    def __init__(self, subcarriers=600):
+        super().__init__()
+        self.subcarriers, self.told = subcarriers, []
+
+    def forward(self, history, noise_variance=None):
+        self.told.append(noise_variance)
+        return history.new_zeros(*history.shape[:3], 4, self.subcarriers)
+
+
+@pytest.fixture(autouse=True)
+def two_cells(monkeypatch):
+    monkeypatch.setitem(CSI4CAST.cells, "regular", CELLS)
+
+
+def test_figures_are_the_metrics_own():
+    stream = StreamedCSI(split="test", duplex="both", block_size=6)
+    tdd, fdd, zero, _ = evaluate_protocol({"np": NoPrediction(), "zero": Recorder()}, stream, 6, 4)
+    assert (tdd.system, tdd.duplex, fdd.duplex) == ("np", "tdd", "fdd")
+    ids = stream.ids(6)[6:]  # the second cell, whatever the batches were
+    batch = stream.batch(SampleRequest(ids, 3, "test"))
+    prediction = NoPrediction()(batch.history)
+    for result, target in ((tdd, batch.target[..., :300]), (fdd, batch.target[..., 300:])):
+        for reduction in ("per_antenna_step", "pooled", "per_sample", "median"):
+            expected = nmse_by_step(prediction, target, reduction)
+            torch.testing.assert_close(result.nmse(reduction)[1, 3].float(), expected, rtol=1e-4, atol=1e-5)
+        chosen = result.interval(where=lambda c, d: c == CELLS[1] and d.snr_db == 15.0)
+        assert chosen.value == pytest.approx(nmse(prediction, target, "per_antenna_step").item(), rel=1e-4)
+        assert chosen.low < chosen.value < chosen.high
+    torch.testing.assert_close(zero.nmse(), torch.ones(2, 6, 4, dtype=torch.float64))
+
+
+def test_records_have_the_published_figure_and_its_parts():
+    stream = StreamedCSI(split="test", cells="robustness", block_size=2)
+    results = evaluate_protocol({"np": NoPrediction()}, stream, 2, 8)
+    records = protocol_records(results, "csi4cast", "robustness", resamples=20)
+    whole = next(r for r in records if r["condition"] == {"duplex": "tdd"} and r["metric"] == "nmse")
+    assert whole["value"] == pytest.approx(results[0].nmse().mean().item())
+    for part in ("horizon", "speed", "level"):
+        values = [r["value"] for r in records if part in r["condition"]]
+        assert sum(values) / len(values) == pytest.approx(whole["value"])
+
+
+def test_only_gaussian_noise_is_told():
+    for cells, told in (("regular", True), ("robustness", False)):
+        recorder = Recorder(300)
+        evaluate_protocol({"zero": recorder}, StreamedCSI(split="test", cells=cells, block_size=1), 1, 2)
+        assert {noise is not None for noise in recorder.told} == {told}
+
+
+def test_a_wrong_shape_is_refused():
+    with pytest.raises(UsageError, match="shape"):
+        evaluate_protocol({"zero": Recorder(7)}, StreamedCSI(split="test", block_size=1), 1, 2)
