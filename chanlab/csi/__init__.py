@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chanlab.csi.ar import AR
     from chanlab.csi.baselines import NoPrediction
+    from chanlab.csi.class_genie import ClassGenie, PortwiseGenie, RayClass, ray_class
+    from chanlab.csi.cnn import CNN
     from chanlab.csi.gru import GRU
     from chanlab.csi.llm import LLM
     from chanlab.csi.llm4cp import LLM4CP
@@ -15,12 +17,19 @@ if TYPE_CHECKING:
     from chanlab.csi.pad import PAD
     from chanlab.csi.predictor import Predictor, is_trainable
     from chanlab.csi.protocol_evaluation import ProtocolResult, evaluate_protocol, protocol_records
+    from chanlab.csi.rnn import RNN
+    from chanlab.csi.softs import SOFTS
     from chanlab.csi.transformer import Transformer
     from chanlab.csi.weights import load_weights, save_weights, trained_state
     from chanlab.csi.writer import PredictionWriter
 
 _HOMES = {
     "AR": "ar",
+    "ClassGenie": "class_genie",
+    "PortwiseGenie": "class_genie",
+    "RayClass": "class_genie",
+    "ray_class": "class_genie",
+    "CNN": "cnn",
     "CSIPredictionModule": "module",
     "GRU": "gru",
     "LLM": "llm",
@@ -30,6 +39,8 @@ _HOMES = {
     "PredictionWriter": "writer",
     "Predictor": "predictor",
     "ProtocolResult": "protocol_evaluation",
+    "RNN": "rnn",
+    "SOFTS": "softs",
     "Transformer": "transformer",
     "evaluate_protocol": "protocol_evaluation",
     "is_trainable": "predictor",
@@ -42,21 +53,28 @@ _HOMES = {
 
 __all__ = [
     "AR",
+    "CNN",
     "GRU",
     "LLM",
     "LLM4CP",
     "PAD",
+    "RNN",
+    "SOFTS",
     "CSIPredictionModule",
+    "ClassGenie",
     "NoPrediction",
+    "PortwiseGenie",
     "PredictionWriter",
     "Predictor",
     "ProtocolResult",
+    "RayClass",
     "Transformer",
     "evaluate_protocol",
     "is_trainable",
     "load_predictor",
     "load_weights",
     "protocol_records",
+    "ray_class",
     "save_weights",
     "trained_state",
 ]

@@ -12,7 +12,8 @@ class GRU(nn.Module):
     """A gated recurrent network that reads the history of one antenna pair and writes all future steps at once.
 
     The same network serves every antenna pair; the input is scaled to unit power per sample, and the output is added
-    to the last snapshot, so that training starts from "no prediction". Bound to a number of subcarriers, not of
+    to the last snapshot, so that training starts from "no prediction". (`RNN` with its cell `gru` is the published
+    baseline, which predicts snapshot after snapshot.) Bound to a number of subcarriers, not of
     antennas or snapshots.
 
     Args:
@@ -21,14 +22,22 @@ class GRU(nn.Module):
         hidden: Size of the hidden state.
         layers: Stacked layers.
         dropout: Between layers, in training.
+        residual: Whether the last snapshot is added; turn it off for targets on another band (FDD).
     """
 
     def __init__(
-        self, num_subcarriers: int, horizons: int = 4, hidden: int = 128, layers: int = 2, dropout: float = 0.0
+        self,
+        num_subcarriers: int,
+        horizons: int = 4,
+        hidden: int = 128,
+        layers: int = 2,
+        dropout: float = 0.0,
+        residual: bool = True,
     ) -> None:
         super().__init__()
         self.num_subcarriers = num_subcarriers
         self.horizons = horizons
+        self.residual = residual
         self.gru = nn.GRU(2 * num_subcarriers, hidden, layers, batch_first=True, dropout=dropout)
         self.head = nn.Linear(hidden, horizons * 2 * num_subcarriers)
         nn.init.zeros_(self.head.weight)
@@ -42,5 +51,6 @@ class GRU(nn.Module):
             raise UsageError(f"This GRU was made for {self.num_subcarriers} subcarriers, not {num_subcarriers}")
         x, scale = normalise(history)
         states, _ = self.gru(antenna_series(x))
-        change = self.head(states[:, -1]).reshape(-1, self.horizons, 2 * num_subcarriers)
-        return scale * (x[:, :, :, -1:] + from_antenna_series(change, batch, num_rx, num_tx))
+        change = self.head(states[:, -1]).float().reshape(-1, self.horizons, 2 * num_subcarriers)
+        future = from_antenna_series(change, batch, num_rx, num_tx)
+        return scale * (x[:, :, :, -1:] + future if self.residual else future)

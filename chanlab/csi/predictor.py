@@ -54,6 +54,22 @@ def check_history(history: Tensor, min_time: int = 1) -> None:
         raise UsageError(f"This predictor needs a history of at least {min_time} snapshots, not {history.shape[3]}")
 
 
+def check_made_for(name: str, history: Tensor, num_subcarriers: int | None = None, steps: int | None = None) -> None:
+    """Checks a history against the sizes that a network is bound to; None is any.
+
+    Raises:
+        UsageError: They differ.
+    """
+    found = history.shape[3:]
+    if (steps or found[0], num_subcarriers or found[1]) != tuple(found):
+        sizes = f"{f'{steps} snapshots' if steps else ''}{' of ' if steps and num_subcarriers else ''}"
+        sizes += f"{num_subcarriers} subcarriers" if num_subcarriers else ""
+        raise UsageError(
+            f"This {name} was made for {sizes}, not {found[0]} snapshots of {found[1]} subcarriers: "
+            "set its sizes to those of the data"
+        )
+
+
 def rms(history: Tensor) -> Tensor:
     """Root mean square of each sample over all its entries, real `[batch, 1, 1, 1, 1]`; 1 for an all-zero sample."""
     power = history.abs().square().mean(dim=(1, 2, 3, 4), keepdim=True)

@@ -24,6 +24,7 @@ class Transformer(nn.Module):
         layers: Encoder layers.
         heads: Attention heads.
         dropout: In training.
+        residual: Whether the last snapshot is added; turn it off for targets on another band (FDD).
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Transformer(nn.Module):
         layers: int = 3,
         heads: int = 4,
         dropout: float = 0.0,
+        residual: bool = True,
     ) -> None:
         super().__init__()
         if width % heads:
@@ -42,6 +44,7 @@ class Transformer(nn.Module):
         self.num_subcarriers = num_subcarriers
         self.history = history
         self.horizons = horizons
+        self.residual = residual
         self.embed = nn.Linear(2 * num_subcarriers, width)
         self.position = nn.Parameter(0.02 * torch.randn(history, width))
         self.query = nn.Parameter(0.02 * torch.randn(horizons, width))
@@ -66,4 +69,5 @@ class Transformer(nn.Module):
         tokens = self.embed(antenna_series(x)) + self.position
         queries = self.query.expand(tokens.shape[0], -1, -1)
         encoded = self.encoder(torch.cat([tokens, queries], dim=1))[:, -self.horizons :]
-        return scale * (x[:, :, :, -1:] + from_antenna_series(self.head(encoded), batch, num_rx, num_tx))
+        future = from_antenna_series(self.head(encoded).float(), batch, num_rx, num_tx)
+        return scale * (x[:, :, :, -1:] + future if self.residual else future)
