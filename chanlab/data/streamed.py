@@ -166,6 +166,15 @@ class StreamedCSI:
         self._last = sample_id.clone(), device, result
         return result
 
+    def velocities(self, sample_id: Tensor, device: torch.device | str = "cpu") -> Tensor:
+        """Velocities of the users of samples [m/s], `[batch, 3]`; arguments as for `channels`."""
+        found = []
+        for cell, number in zip(cell_number(sample_id).tolist(), number_in_cell(sample_id).tolist(), strict=True):
+            block, place = divmod(number, self.block_size)
+            motion = self._source(cell).motion(self.block_size, self._seed(cell, block), device)
+            found.append(motion.velocities[place, 0])
+        return torch.stack(found)
+
     def _gather(self, sample_id: Tensor, device: torch.device) -> CIR:
         """Impulse responses of samples, from the blocks that hold them."""
         number = number_in_cell(sample_id)
@@ -191,11 +200,17 @@ class StreamedCSI:
         return self._blocks[name]
 
     def _draw(self, cell: int, block: int, device: torch.device) -> CIR:
+        steps = self.protocol.history + self.impairments.feedback_delay + self.protocol.horizons
+        seed = self._seed(cell, block)
+        return self._source(cell).draw(self.block_size, seed, steps, self.protocol.interval, device)
+
+    def _source(self, cell: int) -> CDL:
         if cell not in self._sources:
             self._sources[cell] = cell_channels(self.protocol, self.protocol.cell(cell))
-        steps = self.protocol.history + self.impairments.feedback_delay + self.protocol.horizons
-        seed = hashed(self.seed, self.split, "channel", cell, block, self.block_size) >> 1
-        return self._sources[cell].draw(self.block_size, seed, steps, self.protocol.interval, device)
+        return self._sources[cell]
+
+    def _seed(self, cell: int, block: int) -> int:
+        return hashed(self.seed, self.split, "channel", cell, block, self.block_size) >> 1
 
     def _key(self, sample_id: Tensor, use: str) -> Tensor:
         return counter.keys(sample_id, self.seed, self.split, use)
