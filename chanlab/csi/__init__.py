@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from chanlab.csi.softs import SOFTS
     from chanlab.csi.transformer import Transformer
     from chanlab.csi.weights import load_weights, save_weights, trained_state
+    from chanlab.csi.wifo import WiFo
     from chanlab.csi.writer import PredictionWriter
 
 _HOMES = {
@@ -42,6 +43,7 @@ _HOMES = {
     "RNN": "rnn",
     "SOFTS": "softs",
     "Transformer": "transformer",
+    "WiFo": "wifo",
     "evaluate_protocol": "protocol_evaluation",
     "is_trainable": "predictor",
     "load_predictor": "module",
@@ -69,6 +71,7 @@ __all__ = [
     "ProtocolResult",
     "RayClass",
     "Transformer",
+    "WiFo",
     "evaluate_protocol",
     "is_trainable",
     "load_predictor",

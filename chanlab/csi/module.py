@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 class CSIPredictionModule(LightningModule):
     """Trains a predictor on windows of CSI and evaluates any predictor, classical ones included.
 
-    The loss is the NMSE per sample, averaged: each window counts alike, whatever its path loss. AdamW, linear warm-up,
-    then a cosine to zero over the steps of the whole run. Frozen parameters of a pre-trained backbone aren't stored in
-    checkpoints; they are loaded again from where they came from, and checked.
+    The loss is the NMSE per sample, averaged: each window counts alike, whatever its path loss; a predictor may bring
+    its own (see `chanlab.csi.Predictor`). AdamW, linear warm-up, then a cosine to zero over the steps of the whole run.
+    Frozen parameters of a pre-trained backbone aren't stored in checkpoints; they are loaded again from where they came
+    from, and checked.
 
     Logged for `val` and `test`: `nmse_db` (per sample), `nmse_pooled_db`, `nmse_median_db` and `sgcs`; for `test` also
     `nmse_step1_db`, … by step of the horizon (per sample).
@@ -82,12 +83,15 @@ class CSIPredictionModule(LightningModule):
             raise UsageError(f"{name} has nothing to train: evaluate it with `chanlab test --config ...`")
 
     def training_step(self, batch: CSIBatch, batch_idx: int) -> Tensor:
-        """NMSE of one batch."""
+        """NMSE of one batch, or the predictor's own `training_loss`."""
         history, target = batch.history, batch.target
         if self.phase_augmentation:
             phase = _phase(batch.sample_id, batch.window, self.current_epoch).view(-1, 1, 1, 1, 1)
             history, target = history * phase, target * phase
-        loss = nmse_loss(self(history, batch.noise_variance), target)
+        if hasattr(self.predictor, "training_loss"):
+            loss: Tensor = self.predictor.training_loss(history, target, batch.noise_variance)  # type: ignore[operator]
+        else:
+            loss = nmse_loss(self(history, batch.noise_variance), target)
         self.log("train/nmse", loss, prog_bar=True, batch_size=len(target))
         return loss
 

@@ -14,6 +14,9 @@ from chanlab.errors import UsageError
 class Predictor(Protocol):
     """A module that continues channels in time; any `torch.nn.Module` with this `forward` will do.
 
+    A predictor that is trained on something else than its prediction's NMSE, as masked models are, has a method
+    `training_loss(history, target, noise_variance) -> Tensor` besides: `CSIPredictionModule` minimises what it returns.
+
     Attributes:
         horizons: Number of steps predicted, 1 to H ahead, at the interval of the history.
     """
