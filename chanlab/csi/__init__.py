@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from chanlab.csi.class_genie import ClassGenie, PortwiseGenie, RayClass, ray_class
     from chanlab.csi.cnn import CNN
     from chanlab.csi.gru import GRU
+    from chanlab.csi.learned_wiener import CachedPrediction, LearnedWiener
     from chanlab.csi.llm import LLM
     from chanlab.csi.llm4cp import LLM4CP
     from chanlab.csi.module import CSIPredictionModule, load_predictor
@@ -32,8 +33,10 @@ _HOMES = {
     "ray_class": "class_genie",
     "CNN": "cnn",
     "CSIPredictionModule": "module",
+    "CachedPrediction": "learned_wiener",
     "GRU": "gru",
     "LLM": "llm",
+    "LearnedWiener": "learned_wiener",
     "LLM4CP": "llm4cp",
     "NoPrediction": "baselines",
     "PAD": "pad",
@@ -63,7 +66,9 @@ __all__ = [
     "RNN",
     "SOFTS",
     "CSIPredictionModule",
+    "CachedPrediction",
     "ClassGenie",
+    "LearnedWiener",
     "NoPrediction",
     "PortwiseGenie",
     "PredictionWriter",

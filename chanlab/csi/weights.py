@@ -30,23 +30,23 @@ def trained_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in module.state_dict().items() if name not in frozen}
 
 
-def save_weights(module: nn.Module, path: str | os.PathLike[str], bits: Literal[8, 16, 32] = 8) -> None:
+def save_weights(module: nn.Module, path: str | os.PathLike[str], bits: Literal[6, 8, 16, 32] = 8) -> None:
     """Writes the trained part of a module as safetensors.
 
-    In 8 bits each row of a matrix (each output of a convolution) is `int8 * scale`, with a scale in float16: no entry
-    moves by more than 1/253 of the largest magnitude in its row.
+    In 8 (6) bits each row of a matrix (each output of a convolution) is an integer times a scale in float16: no entry
+    moves by more than 1/253 (1/61) of the largest magnitude in its row.
 
     Args:
         module: Any predictor.
         path: File to write; its folder is made.
-        bits: 8: large tensors as int8, others in float32; 16: all in float16; 32: float32.
+        bits: 6 or 8: large tensors as integers of so many bits, others in float32; 16: all in float16; 32: float32.
 
     Raises:
         UsageError: Unknown `bits`.
-        ChanlabError: A weight is too large for 8 or 16 bits, infinite or not a number.
+        ChanlabError: A weight is too large for 6, 8 or 16 bits, infinite or not a number.
     """
-    if bits not in (8, 16, 32):
-        raise UsageError(f"bits must be 8, 16 or 32, not {bits!r}")
+    if bits not in (6, 8, 16, 32):
+        raise UsageError(f"bits must be 6, 8, 16 or 32, not {bits!r}")
     packed: dict[str, Tensor] = {}
     rows = []
     for name, value in trained_state(module).items():
@@ -99,12 +99,13 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
         raise ChanlabError(f"{os.fspath(path)} lacks {_some(set(state) - names)}: {remedy}")
     if names - set(state):
         raise ChanlabError(f"{os.fspath(path)} has {_some(names - set(state))}, which the module has not: {remedy}")
-    values = {name: _unpack(value, scales.get(name)) for name, value in packed.items()}
-    for name, value in values.items():
-        if _stored(state[name]).shape != value.shape:
-            raise ChanlabError(
-                f"{os.fspath(path)}: {name} is {list(value.shape)}, not {list(_stored(state[name]).shape)}: {remedy}"
-            )
+    values = {}
+    for name, value in packed.items():
+        shape = _stored(state[name]).shape
+        found = _shape(value, shape) if name in scales and header["bits"] == 6 else value.shape
+        if found != shape:
+            raise ChanlabError(f"{os.fspath(path)}: {name} is {list(value.shape)}, not {list(shape)}: {remedy}")
+        values[name] = _unpack(value, scales.get(name), shape)
     with torch.no_grad():
         for name, value in values.items():
             _stored(state[name]).copy_(value)
@@ -120,20 +121,43 @@ def _pack(name: str, value: Tensor, bits: int) -> tuple[Tensor, Tensor | None]:
     value = _stored(value).contiguous().clone()  # tied weights may share memory, which safetensors refuses
     if not value.is_floating_point():
         return value, None
-    if bits == 32 or (bits == 8 and (value.ndim < 2 or value.numel() < SMALL)):
+    if bits == 32 or (bits <= 8 and (value.ndim < 2 or value.numel() < SMALL)):
         return value.float(), None
     if bits == 16:
         return _finite(name, value.half()), None
     rows = value.float().flatten(1)
+    largest = 2 ** (bits - 1) - 1
     # A little more than the largest magnitude asks for, so that rounding the scale to float16 never clips it.
-    scale = _finite(name, (rows.abs().amax(1) / 127 * (1 + 2**-10) + 2**-24).half())
-    return (rows / scale[:, None].float()).round().to(torch.int8).view(value.shape), scale
+    scale = _finite(name, (rows.abs().amax(1) / largest * (1 + 2**-10) + 2**-24).half())
+    whole = (rows / scale[:, None].float()).round()
+    return (_in_six_bits(whole) if bits == 6 else whole.to(torch.int8).view(value.shape)), scale
 
 
-def _unpack(value: Tensor, scale: Tensor | None) -> Tensor:
+def _unpack(value: Tensor, scale: Tensor | None, shape: torch.Size) -> Tensor:
     if scale is None:
         return value
-    return (value.flatten(1).float() * scale[:, None].float()).view(value.shape)
+    whole = _from_six_bits(value)[:, : shape[1:].numel()] if value.dtype == torch.uint8 else value.flatten(1).float()
+    return (whole * scale[:, None].float()).view(shape)
+
+
+def _in_six_bits(whole: Tensor) -> Tensor:
+    """Integers from -31 to 31, four of a row in three bytes, uint8 `[row, byte]`."""
+    padded = nn.functional.pad(whole, (0, -whole.shape[1] % 4)) + 31
+    a, b, c, d = padded.to(torch.int32).unflatten(1, (-1, 4)).unbind(-1)  # type: ignore[no-untyped-call]
+    joined = a | b << 6 | c << 12 | d << 18
+    return torch.stack([joined & 255, joined >> 8 & 255, joined >> 16], -1).flatten(1).to(torch.uint8)
+
+
+def _from_six_bits(packed: Tensor) -> Tensor:
+    low, middle, high = packed.to(torch.int32).unflatten(1, (-1, 3)).unbind(-1)  # type: ignore[no-untyped-call]
+    joined = low | middle << 8 | high << 16
+    return torch.stack([joined >> 6 * i & 63 for i in range(4)], -1).flatten(1).float() - 31
+
+
+def _shape(packed: Tensor, shape: torch.Size) -> torch.Size:
+    """The shape asked for, if a tensor of six-bit integers can have it."""
+    width = -(-shape[1:].numel() // 4) * 3
+    return shape if packed.shape == (shape[0], width) else packed.shape
 
 
 def _finite(name: str, value: Tensor) -> Tensor:
