@@ -10,6 +10,7 @@ better; and LMMSE minimises the pooled error, not a mean of ratios.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -209,10 +210,9 @@ class PortwiseGenie(nn.Module):
     """A class genie for each combination of ports by itself: what remains when their correlation isn't used.
 
     Args:
-        rays: The class.
         transform: Unitary, complex `[port, port]`: the identity for the ports themselves, DFTs for beams.
-        velocity: See `RayClass.modes`.
-        times: Of history and horizon [s], `[time]`.
+        modes: Of each row of `transform`, as `rays.through(row[None]).modes(velocity, times)` gives them.
+        delay: As for `ClassGenie`.
         frequencies: As for `ClassGenie`.
         target_frequencies: As for `ClassGenie`.
         history: As for `ClassGenie`.
@@ -223,28 +223,21 @@ class PortwiseGenie(nn.Module):
 
     def __init__(
         self,
-        rays: RayClass,
         transform: Tensor,
-        velocity: Tensor,
-        times: Tensor,
+        modes: Sequence[Modes],
+        delay: Tensor,
         frequencies: Tensor,
         target_frequencies: Tensor,
         history: int,
         noise_variance: float,
     ) -> None:
         super().__init__()
-        self.horizons = len(times) - history
+        if len(modes) != len(transform):
+            raise UsageError(f"{len(modes)} sets of modes for {len(transform)} combinations of ports.")
+        self.horizons = modes[0].vector.shape[1] - history
         self.register_buffer("_transform", transform.to(torch.complex128), persistent=False)
         self.genies = nn.ModuleList(
-            ClassGenie(
-                rays.through(row[None]).modes(velocity, times),
-                rays.delay,
-                frequencies,
-                target_frequencies,
-                history,
-                noise_variance,
-            )
-            for row in transform
+            ClassGenie(each, delay, frequencies, target_frequencies, history, noise_variance) for each in modes
         )
 
     def forward(self, history: Tensor, noise_variance: Tensor | None = None) -> Tensor:
