@@ -1,13 +1,19 @@
 """The neural baselines of the published comparisons: their definitions, and what every learned predictor owes."""
 
+import re
+
 import pytest
 import torch
+import yaml
 from exponentials import exponentials, nmse_db, noisy
 
+import chanlab.csi
+from chanlab.cli.main import main
 from chanlab.csi import CNN, GRU, RNN, SOFTS, CSIPredictionModule, NoPrediction, Transformer, WiFo
 from chanlab.csi.module import nmse_loss
 from chanlab.csi.softs import STAR
 from chanlab.csi.wifo import encode_places, from_patches, to_patches
+from chanlab.data import find_recipe
 from chanlab.errors import UsageError
 
 T, H, K = 16, 4, 8
@@ -188,6 +194,40 @@ def test_the_cost_of_star_is_linear_in_the_number_of_series():
             star(torch.randn(1, number, 16))
         cost.append(counter.get_total_flops())
     assert cost == [cost[0], 2 * cost[0], 4 * cost[0]]
+
+
+# Recipes on the published protocol
+
+RECIPES = ("rnn", "lstm", "gru", "cnn", "softs", "wifo", "transformer")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_on_the_protocol_make_their_predictors(name, capsys):
+    """In FDD with the arguments that the recipe's first lines name; as large as they say, where they do."""
+    text = find_recipe("models", f"csi4cast_{name}").read_text()
+    (fdd,) = re.findall(r"^# FDD: (.*)$", text, re.MULTILINE)
+    for arguments in ([], fdd.split()):
+        assert main(["fit", "--config", f"csi4cast_{name}", *arguments, "--print_config"]) == 0
+        shown = yaml.safe_load(capsys.readouterr().out)
+        folder = f"out/csi/csi4cast_{name}" + ("_fdd" if arguments else "")
+        assert shown["trainer"]["default_root_dir"] == folder
+        assert shown["data"]["init_args"]["duplex"] == ("fdd" if arguments else "tdd")
+        assert shown["data"]["init_args"]["protocol"] == "csi4cast"
+        made = shown["model"]["init_args"]["predictor"]
+        predictor = getattr(chanlab.csi, made["class_path"].split(".")[-1])(**made["init_args"])
+        assert predictor.horizons == 4
+        assert getattr(predictor, "frequency_offset", 0) == (450 if arguments and name == "wifo" else 0)
+        assert getattr(predictor, "residual", False) == (not arguments and name == "transformer")
+    (said,) = re.findall(r"\(?(\d+(?:\.\d)?) M\b", text)
+    assert round(size(predictor) / 1e6, 1 if "." in said else None) == float(said)
+
+
+@pytest.mark.parametrize("name", ["no_prediction", "ar", "pad"])
+def test_recipes_of_predictors_without_training_read_the_protocol(name, capsys):
+    assert main(["test", "--config", f"csi4cast_{name}", "--print_config"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["trainer"]["default_root_dir"] == f"out/csi/csi4cast_{name}"
+    assert shown["data"]["init_args"]["protocol"] == "csi4cast"
 
 
 # WiFo
