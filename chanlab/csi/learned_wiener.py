@@ -144,9 +144,10 @@ class LearnedWiener(nn.Module):
         taps = scaled[:, :, 0].movedim(-2, -1).reshape(taps.shape)
         if noise_variance is None:
             noise = snapshot_noise(taps)
+            level = noise.median(-1).values
         else:
-            noise = (noise_variance.to(scale) / scale**2)[:, None].expand(-1, taps.shape[-1])
-        level = noise.clamp(max=1.0).mean(-1)
+            level = (noise_variance.to(scale) / scale**2).clamp_min(1e-6)  # logarithms follow
+            noise = level[:, None].expand(-1, taps.shape[-1])
         place = self.tap + self.beam(beam_directions(*taps.shape[2:4]).to(self.tap))[:, :, None]
         taps = self.cleaning(taps, features(taps, level)[0], place, level)
         seen, periodogram, _ = features(taps, level)
@@ -364,12 +365,11 @@ def snapshot_noise(taps: Tensor) -> Tensor:
         taps: Complex `[batch, series, column, row, tap, time]`, of unit mean power.
     """
     power = _square(taps).mean(1).flatten(1, 3)  # [batch, beam and tap, time]
-    weakest = power.mean(-1).argsort(1)[:, : max(1, power.shape[1] // 10)]
+    weakest = power.median(-1).values.argsort(1)[:, : max(1, power.shape[1] // 10)]
     noise = power.gather(1, weakest[..., None].expand(-1, -1, power.shape[-1])).mean(1)
     whole = power.mean(1)
     lost = whole < 1e-3 * whole.median(1, keepdim=True).values
-    kept = torch.where(lost, 0.0, noise).sum(1, keepdim=True) / (~lost).sum(1, keepdim=True).clamp_min(1)
-    noise = noise.clamp_min(1e-4) + 0.0 * kept
+    noise = noise.clamp_min(1e-4)
     return torch.where(lost, 1e3, noise)
 
 
