@@ -187,7 +187,7 @@ def test_shipped_weights_beat_the_published_figures_on_a_subset():
     ours = LearnedWiener(duplex="both").eval()
     load_weights(ours, WEIGHTS)
     stream = StreamedCSI("csi4cast", "test", duplex="both", block_size=1, seed=5)
-    stream.cells = stream.cells[::3]
+    stream.cells = stream.cells[::5]
     stream.conditions = stream.conditions[3:4]  # 15 dB
     results = evaluate_protocol({"ours": ours, "no prediction": NoPrediction(4)}, stream, 1, 6)
     found = {(r.system, r.duplex): float(r.nmse().mean()) for r in results}
