@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from chanlab.csi.baselines import NoPrediction
     from chanlab.csi.class_genie import ClassGenie, PortwiseGenie, RayClass, ray_class
     from chanlab.csi.cnn import CNN
+    from chanlab.csi.esprit import ESPRIT
     from chanlab.csi.gru import GRU
+    from chanlab.csi.kalman import VectorKalman
     from chanlab.csi.learned_wiener import CachedPrediction, LearnedWiener
     from chanlab.csi.llm import LLM
     from chanlab.csi.llm4cp import LLM4CP
@@ -34,6 +36,7 @@ _HOMES = {
     "CNN": "cnn",
     "CSIPredictionModule": "module",
     "CachedPrediction": "learned_wiener",
+    "ESPRIT": "esprit",
     "GRU": "gru",
     "LLM": "llm",
     "LearnedWiener": "learned_wiener",
@@ -46,6 +49,7 @@ _HOMES = {
     "RNN": "rnn",
     "SOFTS": "softs",
     "Transformer": "transformer",
+    "VectorKalman": "kalman",
     "WiFo": "wifo",
     "evaluate_protocol": "protocol_evaluation",
     "is_trainable": "predictor",
@@ -59,6 +63,7 @@ _HOMES = {
 __all__ = [
     "AR",
     "CNN",
+    "ESPRIT",
     "GRU",
     "LLM",
     "LLM4CP",
@@ -76,6 +81,7 @@ __all__ = [
     "ProtocolResult",
     "RayClass",
     "Transformer",
+    "VectorKalman",
     "WiFo",
     "evaluate_protocol",
     "is_trainable",
