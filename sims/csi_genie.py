@@ -222,7 +222,7 @@ def picture(results: Sequence[Any]) -> Any:
                 name = f"{speed:g} m/s, {result.system.removeprefix('class genie, ')}"
                 axes.plot(levels, values, styles[result.system], color=f"C{color}", marker=".", label=name)
         axes.axhline(PUBLISHED[duplex], color="gray", linewidth=1)
-        axes.text(0, 1.1 * PUBLISHED[duplex], "best published, mean of all", fontsize=7, color="gray")
+        axes.text(25, 1.1 * PUBLISHED[duplex], "best published, mean of all", fontsize=7, color="gray", ha="right")
         axes.set_yscale("log")
         tidy(axes, f"Known statistics, {duplex.upper()}", "SNR of the history [dB]", "NMSE per antenna and step, mean")
     axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from chanlab.csi.baselines import NoPrediction
     from chanlab.csi.class_genie import ClassGenie, PortwiseGenie, RayClass, ray_class
     from chanlab.csi.cnn import CNN
+    from chanlab.csi.doppler_codebook import DopplerCodebook
     from chanlab.csi.esprit import ESPRIT
     from chanlab.csi.gru import GRU
     from chanlab.csi.kalman import VectorKalman
@@ -36,6 +37,7 @@ _HOMES = {
     "CNN": "cnn",
     "CSIPredictionModule": "module",
     "CachedPrediction": "learned_wiener",
+    "DopplerCodebook": "doppler_codebook",
     "ESPRIT": "esprit",
     "GRU": "gru",
     "LLM": "llm",
@@ -73,6 +75,7 @@ __all__ = [
     "CSIPredictionModule",
     "CachedPrediction",
     "ClassGenie",
+    "DopplerCodebook",
     "LearnedWiener",
     "NoPrediction",
     "PortwiseGenie",

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+import yaml
 from exponentials import exponentials, nmse_db, noisy
 
+from chanlab.cli.main import main
 from chanlab.csi import AR, ESPRIT, NoPrediction, VectorKalman, is_trainable
 from chanlab.csi.predictor import Predictor
 from chanlab.errors import UsageError
@@ -164,3 +166,11 @@ def test_mistakes_are_named():
         VectorKalman(H, order=10)(history, NONE)
     with pytest.raises(UsageError, match="at least 17"):
         ESPRIT(H, window=17)(history, NONE)
+
+
+@pytest.mark.parametrize("name", ["esprit", "kalman", "doppler_codebook"])
+def test_recipes_on_the_protocol_parse(name, capsys):
+    assert main(["fit", "--config", f"csi4cast_{name}", "--print_config"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["data"]["init_args"]["protocol"] == "csi4cast"
+    assert shown["trainer"]["default_root_dir"] == f"out/csi/csi4cast_{name}"
