@@ -9,15 +9,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from chanlab.cli.common import table
-from chanlab.csi import AR, PAD, LearnedWiener, NoPrediction, evaluate_protocol, is_trainable, load_weights
-from chanlab.csi.protocol_evaluation import protocol_records
+from chanlab.cli.demo import models
+from chanlab.csi import evaluate_protocol, is_trainable, load_weights, protocol_records
 from chanlab.data import StreamedCSI
 from chanlab.errors import UsageError
 from chanlab.records import record, save_records
@@ -31,19 +30,25 @@ EXAMPLES = """examples:
 """
 
 
-def ours() -> nn.Module:
-    """Our predictor with the weights in models/csi."""
-    predictor = LearnedWiener(duplex="both")
-    load_weights(predictor, MODELS / "learned_wiener.safetensors")
-    return predictor
-
-
-SYSTEMS: dict[str, Callable[[], nn.Module]] = {
-    "no prediction": lambda: NoPrediction(4),
-    "ar": lambda: AR(4),
-    "pad": lambda: PAD(4, tx_shape=[8, 4]),
-    "ours": ours,
+SYSTEMS = {
+    "no prediction": "csi4cast_no_prediction",
+    "ar": "csi4cast_ar",
+    "pad": "csi4cast_pad",
+    "kalman": "csi4cast_kalman",
+    "esprit": "csi4cast_esprit",
+    "ours": "learned_wiener",
 }
+"""Recipe of each system; weights of the recipe's name beside it are read."""
+
+
+def system(name: str) -> nn.Module:
+    """A predictor as its recipe has it, with the weights that are shipped, if any."""
+    recipe = SYSTEMS[name]
+    predictor: nn.Module = models.predictor(recipe)
+    weights = MODELS / f"{recipe}.safetensors"
+    if weights.is_file():
+        load_weights(predictor, weights)
+    return predictor
 
 
 def main() -> None:
@@ -62,7 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.samples < 1 or args.every < 1:
         raise UsageError("--samples and --every must be at least 1.")
-    predictors = {name: SYSTEMS[name]().to(args.device).eval() for name in args.systems}
+    predictors = {name: system(name).to(args.device).eval() for name in args.systems}
     records = []
     for cells in args.sets:
         stream = StreamedCSI("csi4cast", "test", cells=cells, duplex="both", seed=args.seed, block_size=args.samples)

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chanlab.errors import ChanlabError, UsageError
+from chanlab.cli.common import run_script, script_parser
+from chanlab.errors import UsageError
 
 EXAMPLES = """examples:
   python sims/csi4cast_check.py                                     (all 27 cells, minutes on a CPU)
@@ -28,9 +29,7 @@ PUBLISHED_SAMPLES = 100
 
 def parser() -> argparse.ArgumentParser:
     """The script's arguments."""
-    p = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = script_parser(__doc__, EXAMPLES)
     p.add_argument("--duplex", choices=["tdd", "fdd", "both"], default="both", help="band of the targets")
     p.add_argument("--samples", type=int, default=100, help="samples of each cell (default: 100)")
     p.add_argument("--batch-size", type=int, default=50)
@@ -43,13 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate, print a table, write records and a picture."""
-    args = parser().parse_args(argv)
-    try:
-        run(args)
-    except ChanlabError as error:
-        print(f"csi4cast_check: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_script(run, parser().parse_args(argv), "csi4cast_check")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chanlab.errors import ChanlabError, UsageError
+from chanlab.cli.common import run_script, script_parser
+from chanlab.errors import UsageError
 
 EXAMPLES = """examples:
   python sims/csi_doppler_codebook.py                               (a minute on a CPU)
@@ -24,9 +25,7 @@ EXAMPLES = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """The script's arguments."""
-    p = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = script_parser(__doc__, EXAMPLES)
     p.add_argument("--combinations", type=int, nargs="+", default=[1, 3, 6, 9], help="paramCombination-Doppler-r18")
     p.add_argument("--units", type=int, nargs="+", default=[24, 1], help="subcarriers of a frequency unit")
     p.add_argument("--snr-db", type=float, default=15.0, help="of the user's measurements [dB]")
@@ -39,13 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate, print a table, write records and a picture."""
-    args = parser().parse_args(argv)
-    try:
-        run(args)
-    except ChanlabError as error:
-        print(f"csi_doppler_codebook: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_script(run, parser().parse_args(argv), "csi_doppler_codebook")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chanlab.errors import ChanlabError, UsageError
+from chanlab.cli.common import run_script, script_parser
+from chanlab.errors import UsageError
 
 EXAMPLES = """examples:
   python sims/csi_genie.py --samples 4                              (all 27 cells, some 20 minutes on two cores)
@@ -31,9 +32,7 @@ PUBLISHED = {"tdd": 0.1246, "fdd": 0.2692}
 
 def parser() -> argparse.ArgumentParser:
     """The script's arguments."""
-    p = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = script_parser(__doc__, EXAMPLES)
     p.add_argument("--protocol", default="csi4cast", help="csi4cast (default) or csi4cast_sionna2")
     p.add_argument("--cells", choices=["regular", "generalization"], default="regular")
     p.add_argument("--models", default="", help="only cells of these CDL models, e.g. AD (default: all)")
@@ -47,13 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate, print a table, write records and a picture."""
-    args = parser().parse_args(argv)
-    try:
-        run(args)
-    except ChanlabError as error:
-        print(f"csi_genie: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_script(run, parser().parse_args(argv), "csi_genie")
 
 
 def run(args: argparse.Namespace) -> None:

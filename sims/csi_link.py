@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from chanlab.errors import ChanlabError, UsageError
+from chanlab.cli.common import run_script, script_parser
+from chanlab.errors import UsageError
 
 EXAMPLES = """examples:
   python sims/csi_link.py --store data/street_canyon --systems ar pad
@@ -25,9 +26,7 @@ EXAMPLES = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """The script's arguments."""
-    p = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = script_parser(__doc__, EXAMPLES)
     source = p.add_mutually_exclusive_group(required=True)
     source.add_argument("--store", type=Path, help="folder that `chanlab generate` wrote")
     source.add_argument("--predictions", nargs="+", metavar="NAME=FILE", help="HDF5 files that `chanlab predict` wrote")
@@ -62,13 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate, print a table, write records and a picture."""
-    args = parser().parse_args(argv)
-    try:
-        evaluate(args)
-    except ChanlabError as error:
-        print(f"csi_link: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_script(evaluate, parser().parse_args(argv), "csi_link")
 
 
 def evaluate(args: argparse.Namespace) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from chanlab.errors import ChanlabError
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -30,6 +33,23 @@ def subparser(commands: Any, name: str, summary: str, examples: Sequence[str], d
         epilog="examples:\n" + "\n".join(f"  {e}" for e in examples),
         formatter_class=HelpFormatter,
     )
+
+
+def script_parser(description: str | None, examples: str) -> argparse.ArgumentParser:
+    """The parser of a script in `sims/`: its module's text, then examples as written."""
+    return argparse.ArgumentParser(
+        description=description, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def run_script(action: Callable[[argparse.Namespace], None], args: argparse.Namespace, name: str) -> int:
+    """Run a script; a failure is one line on the standard error and the exit code that `ChanlabError` gives it."""
+    try:
+        action(args)
+    except ChanlabError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
 
 
 def print_json(value: Any) -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from chanlab.errors import UsageError
+
+
+class BinNoise(NamedTuple):
+    """Noise variance of bins, and which of them stand out of it."""
+
+    variance: Tensor
+    strong: Tensor
 
 
 def to_angle_delay(channel: Tensor, tx_shape: tuple[int, int, int]) -> Tensor:
@@ -42,6 +50,23 @@ def from_angle_delay(bins: Tensor) -> Tensor:
     x = torch.fft.ifftn(bins, dim=(2, 3, 4), norm="ortho").flatten(2, 4)
     channel: Tensor = torch.fft.fft(x.movedim(-1, -2), dim=-1, norm="ortho")
     return channel
+
+
+def strong_bins(mean_power: Tensor, noise_variance: Tensor | None, steps: int, margin: float, eps: float) -> BinNoise:
+    """The noise in each bin, and which bins hold more than it.
+
+    Args:
+        mean_power: Mean over time of each bin's power, `[batch, ...]`.
+        noise_variance: `[batch]`; None where unknown: then only the rounding of the input counts.
+        steps: Snapshots that the means were taken over.
+        margin: By how many standard deviations of such a mean of noise a bin has to exceed it.
+        eps: Relative rounding error of the input: a bin holds noise at least in that amount.
+    """
+    noise = eps**2 * mean_power.flatten(1).mean(1)
+    if noise_variance is not None:
+        noise = torch.maximum(noise, noise_variance.to(noise))
+    noise = noise.view(-1, *[1] * (mean_power.ndim - 1)).expand_as(mean_power)
+    return BinNoise(noise, mean_power > noise * (1.0 + margin / math.sqrt(steps)))
 
 
 def neighbours(shape: Sequence[int], device: torch.device | None = None) -> tuple[Tensor, Tensor]:

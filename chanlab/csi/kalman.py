@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from chanlab.csi.angle_delay import from_angle_delay, to_angle_delay
+from chanlab.csi.angle_delay import from_angle_delay, strong_bins, to_angle_delay
 from chanlab.csi.linear_prediction import coefficients, num_equations, stabilise, window_gram
 from chanlab.csi.predictor import check_history
 from chanlab.errors import UsageError
@@ -76,10 +76,8 @@ class VectorKalman(nn.Module):
         polarizations, columns, rows = self.tx_shape or (1, history.shape[2], 1)
         bins = to_angle_delay(history, (polarizations, columns, rows)).to(torch.complex128)
         mean_power = bins.abs().square().mean(-1)
-        # A bin holds noise at least in the amount of the input's own rounding.
-        noise = torch.finfo(history.dtype).eps ** 2 * mean_power.mean((1, 2, 3, 4, 5))
-        noise = torch.maximum(noise, noise_variance.to(noise)).view(-1, *[1] * 5).expand_as(mean_power)
-        kept = mean_power > noise * (1.0 + self.margin / math.sqrt(bins.shape[-1]))
+        eps = torch.finfo(history.dtype).eps
+        noise, kept = strong_bins(mean_power, noise_variance, bins.shape[-1], self.margin, eps)
         future = bins.new_zeros(*mean_power.shape, self.horizons)
         chunks = (torch.split(x[kept], CHUNK) for x in (bins, noise))
         parts = [self._filter(*chunk) for chunk in zip(*chunks, strict=True)]

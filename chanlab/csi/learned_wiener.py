@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from chanlab.csi.axial import AxialBlock
+from chanlab.csi.beam_cleaning import BeamCleaning
+from chanlab.csi.beam_taps import NUM_FEATURES, NUM_LINES, beam_directions, features, snapshot_noise, square
 from chanlab.csi.doppler_wiener import doppler_posterior
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
 from chanlab.csi.predictor import check_history, normalise
 from chanlab.errors import UsageError
 
-NUM_LINES = 64  # lines of a Doppler spectrum over one cycle per snapshot
 NUM_SHIFTS = 5  # taps that a predicted tap contributes to: itself and two on either side
 STEPS = 4  # horizon steps at which the network learnt variances; between and beyond them they are interpolated and held
-_FEATURES = 99
 
 
 class Distribution(NamedTuple):
@@ -32,6 +32,15 @@ class Distribution(NamedTuple):
 
     mean: Tensor
     variance: Tensor
+
+
+class _Band(NamedTuple):
+    """Prediction on the beams and taps of the history's band (number 0) or the other one (1)."""
+
+    number: int
+    mean: Tensor  # [batch, series, horizon, column, row, tap]
+    variance: Tensor  # of its error, [batch, column, row, tap, horizon]
+    process_variance: Tensor  # as the Gaussian process has it, same shape
 
 
 class LearnedWiener(nn.Module):
@@ -82,7 +91,7 @@ class LearnedWiener(nn.Module):
         self.duplex = duplex
         self.fdd_offset = fdd_offset
         self.components = components
-        self.embed = nn.Linear(_FEATURES, dim)
+        self.embed = nn.Linear(NUM_FEATURES, dim)
         self.tap = nn.Parameter(0.02 * torch.randn(NUM_TAPS, dim))
         self.beam = nn.Linear(16, dim)
         self.blocks = nn.ModuleList(AxialBlock(dim) for _ in range(layers))
@@ -150,21 +159,20 @@ class LearnedWiener(nn.Module):
             noise = level[:, None].expand(-1, taps.shape[-1])
         place = self.tap + self.beam(beam_directions(*taps.shape[2:4]).to(self.tap))[:, :, None]
         taps = self.cleaning(taps, features(taps, level)[0], place, level)
-        seen, periodogram, _ = features(taps, level)
+        seen, periodogram = features(taps, level)
         hidden = self.embed(seen) + place
         for block in self.blocks:
             hidden = block(hidden)
         hidden = self.norm(hidden).float()
         with torch.autocast(taps.device.type, enabled=False):
             bands = self._bands(taps, hidden, periodogram, noise, level, ahead)
-            shown = {"tdd": (0,), "fdd": (1,), "both": (0, 1)}[self.duplex]
-            parts = [self._to_ports(bands[i], i, num_subcarriers, scale, level, ahead, len(taps)) for i in shown]
+            parts = [self._to_ports(band, num_subcarriers, scale, level, ahead) for band in bands]
         return Distribution(*(torch.cat(part, -1) for part in zip(*parts, strict=True)))
 
     def _bands(
         self, taps: Tensor, hidden: Tensor, periodogram: Tensor, noise: Tensor, level: Tensor, ahead: Tensor
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each band the beam-tap prediction, its variance, and that of the Gaussian process."""
+    ) -> list[_Band]:
+        """What is predicted of beams and taps in each band asked for."""
         floor = level[:, None, None, None, None]
         base = torch.log(torch.maximum(periodogram - floor, 0.02 * periodogram) + 1e-3 * floor + 1e-9)
         corrections = self.spectrum(hidden).unflatten(-1, (self.components, NUM_LINES)).clamp(-15.0, 15.0)
@@ -178,30 +186,22 @@ class LearnedWiener(nn.Module):
         steps_seen = _at_steps(self.deviation(hidden.detach()).unflatten(-1, (2, STEPS)), ahead)
         prior = power.detach() + 1e-5 * level[:, None, None, None]
         bands = []
-        for band in range(2):
+        for band in {"tdd": (0,), "fdd": (1,), "both": (0, 1)}[self.duplex]:
             shares = weights[..., band, :, :].permute(0, 4, 5, 1, 2, 3)[:, None, None]
             spread = (shares * mean[..., None, :, :, :]).sum(3)  # [batch, series, horizon, shift, column, row, tap]
             known = variance + 1e-2 * level[:, None, None, None, None] if band == 0 else prior[..., None]
             log_variance = (torch.log(known) + steps_seen[..., band, :]).clamp_min(-14.0)
-            bands.append((_gather_shifts(spread), log_variance.exp(), variance))
+            bands.append(_Band(band, _gather_shifts(spread), log_variance.exp(), variance))
         return bands
 
     def _to_ports(
-        self,
-        band: tuple[Tensor, Tensor, Tensor],
-        number: int,
-        num_subcarriers: int,
-        scale: Tensor,
-        level: Tensor,
-        ahead: Tensor,
-        batch: int,
+        self, band: _Band, num_subcarriers: int, scale: Tensor, level: Tensor, ahead: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Ports and subcarriers of a band's beams and taps, shrunk, and the variance of each entry."""
-        predicted, variance, process = band  # [batch, series, horizon, col, row, tap], [batch, col, row, tap, horizon]
-        ports = torch.fft.ifft2(predicted, dim=(3, 4), norm="ortho").flip(4)
-        energy = _square(ports)
+        ports = torch.fft.ifft2(band.mean, dim=(3, 4), norm="ortho").flip(4)
+        energy = square(ports)
         total = energy.sum(-1)
-        spread = process.mean((1, 2))  # per antenna: [batch, tap, horizon]
+        spread = band.process_variance.mean((1, 2))  # per antenna: [batch, tap, horizon]
         unknown = spread.sum(1)
         occupied = unknown**2 / (spread.square().sum(1) + 1e-12)
 
@@ -219,13 +219,13 @@ class LearnedWiener(nn.Module):
             (ahead.to(total) - 2.5)[None, None, :, None, None].expand_as(total),
             log_power,
         ]
-        factor = torch.sigmoid(self.shrink[number](torch.stack(seen, -1)))
-        taps = localised_taps(num_subcarriers, number * self.fdd_offset).to(ports.device)
+        factor = torch.sigmoid(self.shrink[band.number](torch.stack(seen, -1)))
+        taps = localised_taps(num_subcarriers, band.number * self.fdd_offset).to(ports.device)
         scaled = ports * factor * scale.view(-1, 1, 1, 1, 1, 1)
         mean = (scaled.movedim(2, 4) @ taps.mT).reshape(
-            batch, -1, math.prod(self.tx_shape), *scaled.shape[2:3], len(taps)
+            len(scaled), -1, math.prod(self.tx_shape), len(ahead), len(taps)
         )
-        entry = (variance.mean((1, 2)).mT * scale.view(-1, 1, 1).square()) @ _square(taps).mT
+        entry = (band.variance.mean((1, 2)).mT * scale.view(-1, 1, 1).square()) @ square(taps).mT
         return mean, entry[:, None, None].expand(mean.shape)
 
     def training_loss(self, history: Tensor, target: Tensor, noise_variance: Tensor | None = None) -> Tensor:
@@ -240,45 +240,12 @@ class LearnedWiener(nn.Module):
         """
         mean, variance = self.distribution(history, noise_variance)
         bands = 2 if self.duplex == "both" else 1
-        error = _square(mean - target).unflatten(-1, (bands, -1))  # type: ignore[no-untyped-call]
-        power = _square(target).unflatten(-1, (bands, -1)).sum(-1)  # type: ignore[no-untyped-call]
+        error = square(mean - target).unflatten(-1, (bands, -1))  # type: ignore[no-untyped-call]
+        power = square(target).unflatten(-1, (bands, -1)).sum(-1)  # type: ignore[no-untyped-call]
         ratio = error.sum(-1) / (power + 0.01 * power.mean((1, 2, 3), keepdim=True))
         relative = power.mean((1, 2, 3)).mean(-1).view(-1, 1, 1, 1, 1) / target.shape[-1] * bands
         likelihood = error.detach().flatten(-2) / variance + torch.log(variance / relative)
         return bands * ratio.mean() + 0.05 * likelihood.mean()  # type: ignore[no-any-return]
-
-
-class BeamCleaning(nn.Module):
-    """Takes from each beam what it shares with the others of its tap, or adds it, by learned signs of their coherence.
-
-    The weight of beam j in beam i is a learned real number times their measured complex coherence: what is added has
-    the phase of beam i, whatever the common phase.
-    """
-
-    def __init__(self, dim: int, heads: int = 4, head_dim: int = 64) -> None:
-        super().__init__()
-        self.heads = heads
-        self.embed = nn.Linear(_FEATURES, dim)
-        self.block = AxialBlock(dim)
-        self.norm = nn.LayerNorm(dim)
-        self.query = nn.Linear(dim, heads * head_dim)
-        self.key = nn.Linear(dim, heads * head_dim)
-        self.strength = nn.Parameter(torch.zeros(heads))
-
-    def forward(self, taps: Tensor, seen: Tensor, place: Tensor, level: Tensor) -> Tensor:
-        """Cleaned taps, same shape `[batch, series, column, row, tap, time]`."""
-        hidden = self.norm(self.block(self.embed(seen) + place)).flatten(1, 2)
-        query, key = (f(hidden).unflatten(-1, (self.heads, -1)).permute(0, 3, 2, 1, 4) for f in (self.query, self.key))
-        signs = torch.tanh((query @ key.mT).float() / math.sqrt(query.shape[-1]))
-        with torch.autocast(taps.device.type, enabled=False):
-            beams = taps.flatten(2, 3).permute(0, 3, 2, 1, 4).flatten(3)  # [batch, tap, beam, series * time]
-            covariance = beams @ beams.mH / beams.shape[-1]
-            power = covariance.diagonal(dim1=-2, dim2=-1).real + 0.3 * level[:, None, None]
-            coherence = covariance / (power[..., :, None] * power[..., None, :]).sqrt()
-            weights = (signs * self.strength[:, None, None, None].float()).sum(1) * coherence
-            beams = beams + weights @ beams
-        shape = taps.shape
-        return beams.reshape(shape[0], shape[4], -1, shape[1], shape[5]).permute(0, 3, 2, 1, 4).reshape(shape)
 
 
 class CachedPrediction:
@@ -312,81 +279,6 @@ class CachedPrediction:
         return self.predictor.predict_taps(self._taps, snapshot.shape[-1], noise_variance).mean
 
 
-@torch.no_grad()
-def features(taps: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the network sees of beams and taps: second moments, without phase and scale.
-
-    Args:
-        taps: Complex `[batch, series, column, row, tap, time]`, of unit mean power.
-        level: Noise variance `[batch]`.
-
-    Returns:
-        Features `[batch, column, row, tap, 99]`, periodogram `[..., 64]`, power `[..., 1]`.
-    """
-    steps = taps.shape[-1]
-    noise = level[:, None, None, None, None]
-    periodogram = _square(torch.fft.fft(taps, n=NUM_LINES, dim=-1) if steps <= NUM_LINES else _folded(taps)).mean(1)
-    periodogram = periodogram / steps
-    power = _square(taps).mean((1, -1))[..., None]
-    coarse = periodogram[..., :: NUM_LINES // 32]
-
-    def coherence(other: Tensor, reach: int) -> Tensor:
-        scale = (power * _square(other).mean((1, -1))[..., None]).sqrt() + 0.3 * noise
-        found = []
-        for lag in range(-reach, reach + 1):
-            one = taps[..., max(0, lag) : steps + min(0, lag)]
-            two = other[..., max(0, -lag) : steps - max(0, lag)]
-            product = (one * two.conj()).sum((1, -1))[..., None] / (taps.shape[1] * steps)
-            found.append(product / scale)
-        return torch.view_as_real(torch.cat(found, -1)).flatten(-2)
-
-    next_tap, second_tap = (functional.pad(taps[..., k:, :], (0, 0, 0, k)) for k in (1, 2))
-    seen = [
-        torch.log1p(coarse / noise),
-        coarse / (power + 1e-9) * 0.3,
-        torch.log1p(power / noise),
-        torch.log(power + 1e-7),
-        torch.log(noise).expand_as(power),
-        coherence(next_tap, 2),
-        coherence(second_tap, 2),
-        coherence(taps.roll(-1, 2), 1),
-        coherence(taps.roll(-1, 3), 1),
-    ]
-    return torch.cat(seen, -1), periodogram, power
-
-
-@torch.no_grad()
-def snapshot_noise(taps: Tensor) -> Tensor:
-    """Noise variance of each snapshot from its weakest tenth of beams and taps, `[batch, time]`.
-
-    A snapshot with almost no power (a lost one) is marked by a variance of 1e3.
-
-    Args:
-        taps: Complex `[batch, series, column, row, tap, time]`, of unit mean power.
-    """
-    power = _square(taps).mean(1).flatten(1, 3)  # [batch, beam and tap, time]
-    weakest = power.median(-1).values.argsort(1)[:, : max(1, power.shape[1] // 10)]
-    noise = power.gather(1, weakest[..., None].expand(-1, -1, power.shape[-1])).mean(1)
-    whole = power.mean(1)
-    lost = whole < 1e-3 * whole.median(1, keepdim=True).values
-    noise = noise.clamp_min(1e-4)
-    return torch.where(lost, 1e3, noise)
-
-
-def beam_directions(columns: int, rows: int) -> Tensor:
-    """Harmonics of the beams' spatial frequencies, `[column, row, 16]`, for arrays of any size."""
-
-    def harmonics(count: int) -> Tensor:
-        turn = 2 * math.pi * torch.arange(count) / count
-        return torch.stack([turn.cos(), turn.sin(), (2 * turn).cos(), (2 * turn).sin()], -1)
-
-    one = harmonics(columns)[:, None].expand(columns, rows, 4)
-    two = harmonics(rows)[None].expand(columns, rows, 4)
-    first = (one[..., :2, None] * two[..., None, :2]).flatten(-2)
-    second = (one[..., 2:, None] * two[..., None, 2:]).flatten(-2)
-    return torch.cat([one, two, first, second], -1)
-
-
 def _shrinkage() -> nn.Sequential:
     layers = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
     with torch.no_grad():
@@ -409,14 +301,3 @@ def _at_steps(values: Tensor, ahead: Tensor) -> Tensor:
     low = place.floor().long().clamp(max=STEPS - 2)
     share = place - low
     return values[..., low] * (1 - share) + values[..., low + 1] * share
-
-
-def _folded(taps: Tensor) -> Tensor:
-    """DFT at 64 frequencies of a series longer than that."""
-    steps = taps.shape[-1]
-    padded = functional.pad(torch.view_as_real(taps), (0, 0, 0, -steps % NUM_LINES))
-    return torch.fft.fft(torch.view_as_complex(padded).unflatten(-1, (-1, NUM_LINES)).sum(-2), dim=-1)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _square(x: Tensor) -> Tensor:
-    return x.real.square() + x.imag.square()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from chanlab.csi.angle_delay import strong_bins
 from chanlab.csi.linear_prediction import coefficients, extrapolate, num_equations, stabilise, window_gram
 from chanlab.csi.predictor import check_history
 from chanlab.errors import UsageError
@@ -74,26 +75,21 @@ class PAD(nn.Module):
             raise UsageError("PAD(denoise=True) needs noise_variance; give it or set denoise to False")
         bins = self._transform(history).movedim(3, -1)  # [batch, rx, angle, delay, time]
         mean_power = bins.abs().square().mean(-1)
-        # A bin holds noise at least in the amount of the input's own rounding.
-        eps = torch.finfo(history.dtype).eps
-        noise = eps**2 * mean_power.mean((1, 2, 3))
-        if self.denoise and noise_variance is not None:
-            noise = torch.maximum(noise, noise_variance.to(noise))
-        noise = noise[:, None, None, None].expand_as(mean_power)
-        kept = self._significant(mean_power, noise, bins.shape[-1])
+        told = noise_variance if self.denoise else None
+        noise, strong = strong_bins(mean_power, told, bins.shape[-1], self.margin, torch.finfo(history.dtype).eps)
+        kept = strong & self._significant(mean_power)
         future = bins.new_zeros(*mean_power.shape, self.horizons)
         future[kept] = self._continue(bins[kept], noise[kept])
         return self._transform(future.movedim(-1, 3), inverse=True)
 
-    def _significant(self, mean_power: Tensor, noise: Tensor, num_steps: int) -> Tensor:
-        """Which bins are continued, bool like `mean_power`."""
-        kept = mean_power > noise * (1.0 + self.margin / math.sqrt(num_steps))
-        if self.power < 1.0:
-            ordered, index = mean_power.flatten(1).sort(descending=True)
-            before = ordered.cumsum(1) - ordered
-            within = before < self.power * ordered.sum(1, keepdim=True)
-            kept &= torch.zeros_like(within).scatter(1, index, within).view_as(kept)
-        return kept
+    def _significant(self, mean_power: Tensor) -> Tensor:
+        """Which bins hold `power` together, the strongest first; bool like `mean_power`."""
+        if self.power >= 1.0:
+            return torch.ones_like(mean_power, dtype=torch.bool)
+        ordered, index = mean_power.flatten(1).sort(descending=True)
+        before = ordered.cumsum(1) - ordered
+        within = before < self.power * ordered.sum(1, keepdim=True)
+        return torch.zeros_like(within).scatter(1, index, within).view_as(mean_power)
 
     def _continue(self, series: Tensor, noise: Tensor) -> Tensor:
         """Linear prediction of each bin, `[bin, time]` to `[bin, horizon]`."""

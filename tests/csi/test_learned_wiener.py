@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from chanlab.csi import CachedPrediction, LearnedWiener, NoPrediction, evaluate_protocol, load_weights
+from chanlab.csi.beam_taps import snapshot_noise
 from chanlab.csi.doppler_wiener import doppler_posterior
-from chanlab.csi.learned_wiener import snapshot_noise
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
 from chanlab.data import StreamedCSI
 from chanlab.errors import UsageError

@@ -88,14 +88,15 @@ def fetch_backbone(recipe: dict[str, Any]) -> None:
         backbone.fetch(wanted)
 
 
-def predictor(name: str, view: CSIView) -> Any:
-    """A predictor that needs no training, from its recipe, for a view's steps and transmit array."""
+def predictor(name: str, view: CSIView | None = None) -> Any:
+    """A predictor, untrained, from its recipe; for a view's steps and transmit array if there is one."""
     from torch import nn
 
     node = copy.deepcopy(read(name)["model"]["init_args"]["predictor"])
     arguments = node.setdefault("init_args", {})
-    arguments["horizons"] = view.horizon
-    if "tx_shape" in arguments:  # ports are numbered by polarisation, then column by column
+    if view is not None:
+        arguments["horizons"] = view.horizon
+    if view is not None and "tx_shape" in arguments:  # ports are numbered by polarisation, then column by column
         array = view.tx_array
         elements = array.num_rows * array.num_cols
         arguments["tx_shape"] = [array.num_ports // elements, array.num_cols, array.num_rows]
