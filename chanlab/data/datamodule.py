@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from chanlab.channels import PlanarArray
 from chanlab.data.impairments import Impairments
+from chanlab.data.progress import processes, seen_batches
 from chanlab.data.sampler import WindowLoader, WindowSampler
 from chanlab.data.store import Store
 from chanlab.data.tap_windows import TapWindows
@@ -140,13 +141,14 @@ class CSIDataModule(LightningDataModule):
         """Shuffled windows of `train`; after an interruption it goes on where the trainer stopped."""
         windows = self.windows("train")
         trainer = self.trainer
+        epoch, batches = seen_batches(trainer)
         sampler = WindowSampler(
             windows,
             True,
             windows.seed,
-            *self._processes(),
+            *processes(self.trainer),
             clock=None if trainer is None else lambda: trainer.current_epoch,
-            seen=self._seen(),
+            seen=(epoch, batches * self.batch_size),
         )
         return WindowLoader(windows, batch_size=self.batch_size, sampler=sampler, **self._loading())
 
@@ -170,7 +172,7 @@ class CSIDataModule(LightningDataModule):
 
     def _evaluate(self, split: str) -> DataLoader[Fetched]:
         windows = self.windows(split)
-        sampler = WindowSampler(windows, False, windows.seed, *self._processes(), even=False)
+        sampler = WindowSampler(windows, False, windows.seed, *processes(self.trainer), even=False)
         return DataLoader(windows, batch_size=self.eval_batch_size, sampler=sampler, **self._loading())
 
     def _loading(self) -> dict[str, Any]:
@@ -184,14 +186,3 @@ class CSIDataModule(LightningDataModule):
     def _splits(self, stage: str | None) -> tuple[str, ...]:
         by_stage = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": (self.predict_split,)}
         return by_stage.get(stage or "", ("train", "val", "test"))
-
-    def _processes(self) -> tuple[int, int]:
-        """Rank and number of processes."""
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-
-    def _seen(self) -> tuple[int, int]:
-        """Epoch in which a checkpoint was written, and the windows of it that this process had seen."""
-        if self.trainer is None or not self.trainer.fit_loop.restarting:
-            return 0, 0
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress.state_dict()["current"]
-        return self.trainer.current_epoch, int(progress["processed"]) * self.batch_size

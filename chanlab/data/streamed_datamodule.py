@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 
 from chanlab.data.draws import hashed
 from chanlab.data.impairments import Impairments
+from chanlab.data.progress import processes, seen_batches
 from chanlab.data.protocol import Condition, Duplex
 from chanlab.data.streamed import DRAWN, SampleRequest, StreamedCSI
 from chanlab.errors import UsageError
@@ -199,9 +200,9 @@ class StreamedCSIDataModule(LightningDataModule):
             self.streams["train"],
             self.batch_size,
             self.batches_per_epoch,
-            *self._processes(),
+            *processes(self.trainer),
             clock=(lambda: 0) if trainer is None else (lambda: trainer.current_epoch),
-            seen=self._seen(),
+            seen=seen_batches(trainer),
         )
 
     def val_dataloader(self) -> EvaluationOrder:
@@ -224,16 +225,5 @@ class StreamedCSIDataModule(LightningDataModule):
 
     def _evaluate(self, split: Literal["val", "test"]) -> EvaluationOrder:
         return EvaluationOrder(
-            self.streams[split], self.samples_per_cell[split], self.eval_batch_size, *self._processes()
+            self.streams[split], self.samples_per_cell[split], self.eval_batch_size, *processes(self.trainer)
         )
-
-    def _processes(self) -> tuple[int, int]:
-        """Rank and number of processes."""
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-
-    def _seen(self) -> tuple[int, int]:
-        """Epoch in which a checkpoint was written, and the batches of it that this process had seen."""
-        if self.trainer is None or not self.trainer.fit_loop.restarting:
-            return 0, 0
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress.state_dict()["current"]
-        return self.trainer.current_epoch, int(progress["processed"])
