@@ -1,133 +1,332 @@
 """Predictors side by side on CSI-4CAST's protocol: accuracy on its three sets, parameters, latency.
 
 Accuracy is the protocol's mean per-antenna NMSE, with pooled and median beside, over the cells of a set; intervals come
-from a bootstrap over channel realisations. Latency is the median over repeated calls with one window at a time.
+from a bootstrap over channel realisations. Latency is the median over calls with one window at a time.
+
+Networks are judged with weights of `chanlab.csi.save_weights`, beside the recipes or in a folder given by --weights:
+`NAME_tdd.safetensors` and `NAME_fdd.safetensors` for one band each, NAME being the system's or the recipe's, as
+`csi_train.py` writes them (of several seeds the first is taken), or `NAME.safetensors` for the bands that the recipe is
+for. A network without weights is timed, never judged. With a GPU channels are drawn there and networks run there;
+classical predictors, which solve many small eigenvalue problems, run on all cores of the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import copy
+import math
+import os
+import sys
 import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+from csi_train import FDD
+from csi_train import SYSTEMS as TRAINED
 from torch import Tensor, nn
 
-from chanlab.cli.common import table
+from chanlab.cli.common import run_script, script_parser, table, time_text
 from chanlab.cli.demo import models
-from chanlab.csi import evaluate_protocol, is_trainable, load_weights, protocol_records
-from chanlab.data import StreamedCSI
-from chanlab.errors import UsageError
+from chanlab.csi import PerBand, evaluate_protocol, is_trainable, join_results, load_weights, protocol_records
+from chanlab.csi.latency import Mode, median_latency
+from chanlab.data import SampleRequest, StreamedCSI
+from chanlab.data.protocol import Condition
+from chanlab.errors import ChanlabError, UsageError
 from chanlab.records import record, save_records
 
 MODELS = Path(__file__).resolve().parents[1] / "models" / "csi"
-SHAPE = (1, 1, 32, 16, 300)
+BANDS = ("tdd", "fdd")
+PART = 9
+"""Cells between two looks at the clock."""
+
 EXAMPLES = """examples:
-  python benchmarks/csi.py --samples 2 --every 10                (minutes on a CPU)
-  python benchmarks/csi.py --samples 100 --device cuda           (everything)
-  python benchmarks/csi.py --systems ours --sets robustness --every 3
+  python benchmarks/csi.py --samples 2 --every 10                     (minutes on a CPU)
+  python benchmarks/csi.py --device cuda --systems learned            (100 channels a cell, all cells)
+  python benchmarks/csi.py --device cuda --systems classical --sets regular
+  python benchmarks/csi.py --systems ours --sets robustness --every 3 --samples 2
+  python benchmarks/csi.py --device cuda --sets --systems learned     (parameters and latency alone)
 """
 
-
-SYSTEMS = {
+CLASSICAL = {
     "no prediction": "csi4cast_no_prediction",
     "ar": "csi4cast_ar",
     "pad": "csi4cast_pad",
     "kalman": "csi4cast_kalman",
     "esprit": "csi4cast_esprit",
-    "ours": "learned_wiener",
 }
-"""Recipe of each system; weights of the recipe's name beside it are read."""
+LEARNED = {"ours": "learned_wiener", **TRAINED}
+SYSTEMS = CLASSICAL | LEARNED
+"""Recipe of each system."""
 
 
-def system(name: str) -> nn.Module:
-    """A predictor as its recipe has it, with the weights that are shipped, if any."""
-    recipe = SYSTEMS[name]
-    predictor: nn.Module = models.predictor(recipe)
-    weights = MODELS / f"{recipe}.safetensors"
-    if weights.is_file():
-        load_weights(predictor, weights)
-    return predictor
+@dataclass
+class System:
+    """A predictor as it is judged and timed.
+
+    Attributes:
+        predictor: Judged; None if it has no weights.
+        timed: Timed: of two networks the first one.
+        bands: Those that it is judged on.
+    """
+
+    predictor: nn.Module | None
+    timed: nn.Module
+    bands: Sequence[str] = field(default=BANDS)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print tables, write records."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    p = script_parser(__doc__, EXAMPLES)
+    p.add_argument(
+        "--systems",
+        nargs="+",
+        default=["classical", "ours"],
+        metavar="NAME",
+        help=f"{', '.join(SYSTEMS)}; classical, learned; or any recipe (default: classical and ours)",
     )
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), metavar="NAME")
-    parser.add_argument("--sets", nargs="+", default=["regular", "generalization"], metavar="SET")
-    parser.add_argument("--samples", type=int, default=100, help="samples of each cell (default: 100)")
-    parser.add_argument("--every", type=int, default=1, help="take every so many cells only (default: 1, all)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-latency", action="store_true", help="leave out parameters and latency")
-    parser.add_argument("--results", type=Path, default=MODELS / "results.json", help="where the records go")
-    args = parser.parse_args()
-    if args.samples < 1 or args.every < 1:
-        raise UsageError("--samples and --every must be at least 1.")
-    predictors = {name: system(name).to(args.device).eval() for name in args.systems}
-    records = []
+    p.add_argument("--sets", nargs="*", default=["regular", "generalization", "robustness"], metavar="SET")
+    p.add_argument("--samples", type=int, default=100, help="samples of each cell (default: 100)")
+    p.add_argument("--every", type=int, default=1, help="take one cell of so many, spread evenly (default: 1, all)")
+    p.add_argument(
+        "--weights", type=Path, nargs="+", default=[], help="folders of weights, before those of the recipes"
+    )
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--batch-size", type=int, help="windows per call (default: 200 on a GPU, 8 on a CPU)")
+    p.add_argument(
+        "--block-size",
+        type=int,
+        help="samples of a cell that are drawn at once; names the samples (default: 100 on a GPU, 10 on a CPU)",
+    )
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument(
+        "--total-minutes", type=float, help="stop between parts of a set after this time, and write what is there"
+    )
+    p.add_argument("--no-latency", action="store_true", help="leave out parameters and latency")
+    p.add_argument("--modes", nargs="+", choices=["eager", "cuda graph", "compiled"], default=["eager", "cuda graph"])
+    p.add_argument("--runs", type=int, help="calls that are timed (default: 200 on a GPU, 20 on a CPU)")
+    p.add_argument("--tf32", action="store_true", help="matrix products of float32 in TF32, on a GPU")
+    p.add_argument("--results", type=Path, default=MODELS / "results.json", help="where the records go")
+    return run_script(run, p.parse_args(argv), "csi")
+
+
+def run(args: argparse.Namespace) -> None:
+    """All sets, then all latencies; records are written after each set and each system."""
+    start = time.monotonic()
+    end = None if args.total_minutes is None else start + 60 * args.total_minutes
+    on_gpu = torch.device(args.device).type == "cuda"
+    for name, gpu, cpu in (("batch_size", 200, 8), ("block_size", 100, 10), ("runs", 200, 20)):
+        if getattr(args, name) is None:
+            setattr(args, name, gpu if on_gpu else cpu)
+    if args.samples < 2:
+        raise UsageError("--samples must be at least 2: a bootstrap needs two realisations.")
+    if min(args.every, args.batch_size, args.block_size, args.runs) < 1:
+        raise UsageError("--every, --batch-size, --block-size and --runs must be at least 1.")
+    if args.tf32:
+        torch.set_float32_matmul_precision("high")
+    systems = {}
+    for name in chosen(args.systems):
+        try:
+            systems[name] = system(name, [*args.weights, MODELS], args.device)
+        except ChanlabError as error:  # a language model that isn't here
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    rows = []
     for cells in args.sets:
-        stream = StreamedCSI("csi4cast", "test", cells=cells, duplex="both", seed=args.seed, block_size=args.samples)
-        stream.cells = stream.cells[:: args.every]
-        results = evaluate_protocol(predictors, stream, args.samples, 8, args.device, progress=True)
-        noted = {"cells": len(stream.cells), "samples_per_cell": args.samples}
-        found = protocol_records(results, "csi4cast", cells, [args.seed], resamples=300, **noted)
-        if args.samples == 1:  # no interval from a single realisation a cell
-            found = [{k: v for k, v in r.items() if k not in ("low", "high")} for r in found]
-        records += found
-        save_records(args.results, found)
+        rows += [
+            [r["system"], cells, r["condition"]["duplex"], f"{r['value']:.4f}", f"{r['low']:.4f} ... {r['high']:.4f}"]
+            for r in accuracy(systems, cells, args, end)
+            if r["metric"] == "nmse" and set(r["condition"]) == {"duplex"}
+        ]
+    if rows:
+        print(table(["system", "set", "duplex", "mean per-antenna NMSE", "95 %"], rows), end="\n\n")
     if not args.no_latency:
-        for name, predictor in predictors.items():
-            records += cost(name, predictor, args.device)
-        save_records(args.results, records)
-    rows = [
-        [r["system"], r["split"], r["condition"]["duplex"], f"{r['value']:.4f}", interval(r)]
-        for r in records
-        if r["metric"] == "nmse" and set(r["condition"]) == {"duplex"}
-    ]
-    print(table(["system", "set", "duplex", "mean per-antenna NMSE", "95 %"], rows))
+        costs(systems, args, end)
+    print(f"done in {time_text(time.monotonic() - start)}; records in {args.results}")
 
 
-def interval(r: dict[str, object]) -> str:
-    """A record's interval, if it has one."""
-    return f"{r['low']:.4f} ... {r['high']:.4f}" if "low" in r else ""
+def chosen(names: Iterable[str]) -> list[str]:
+    """Names of systems, groups replaced by their members."""
+    groups = {"classical": CLASSICAL, "learned": LEARNED}
+    return list(dict.fromkeys(one for name in names for one in groups.get(name, [name])))
 
 
-def cost(name: str, predictor: nn.Module, device: str) -> list[dict[str, object]]:
-    """Parameters, and latency of one window."""
-    history = torch.randn(SHAPE, dtype=torch.complex64, device=device)
-    noise = torch.full((1,), 0.1, device=device)
-    times = []
-    with torch.inference_mode():
-        for _ in range(13):
-            wait(history)
-            start = time.perf_counter()
-            predictor(history, noise)
-            wait(history)
-            times.append((time.perf_counter() - start) * 1e3)
-    trained = sum(p.numel() for p in predictor.parameters() if p.requires_grad) if is_trainable(predictor) else 0
-    where = {"device": device}
-    return [
-        record(
-            system=name,
-            data="csi4cast",
-            metric="latency",
-            value=statistics.median(times[3:]),
-            unit="ms",
-            condition=where,
-        ),
-        record(system=name, data="csi4cast", metric="parameters", value=trained, unit=""),
-    ]
+def system(name: str, folders: Sequence[Path], device: str) -> System:
+    """A system as its recipe has it, with the weights that are there."""
+    recipe = SYSTEMS.get(name, name)
+    config = models.read(recipe)
+    tdd = build(config, {}).to(device)
+    if not is_trainable(tdd):
+        heavy = torch.device(device).type == "cuda" and name != "no prediction"
+        return System(OnCores(tdd) if heavy else tdd, tdd)
+    names = (name, recipe)
+    parts = {band: find([f"{n}_{band}{seed}" for n in names for seed in ("", "_*")], folders) for band in BANDS}
+    whole = find(names, folders)
+    if not any(parts.values()) and whole is not None:
+        load_weights(tdd, whole)
+        duplex = config["data"]["init_args"].get("duplex", "tdd")
+        return System(tdd, tdd, BANDS if duplex == "both" else (duplex,))
+    networks = {}
+    for band, path in parts.items():
+        if path is not None:
+            networks[band] = tdd if band == "tdd" else build(config, FDD.get(name, {})).to(device)
+            load_weights(networks[band], path)
+    if len(networks) == 2:
+        return System(PerBand(**networks).eval(), tdd)
+    return System(next(iter(networks.values()), None), tdd, tuple(networks))
 
 
-def wait(x: Tensor) -> None:
-    """Until the device has done its work."""
-    if x.is_cuda:
-        torch.cuda.synchronize()
+def build(config: dict[str, Any], changes: dict[str, Any]) -> nn.Module:
+    """The predictor of a recipe, some arguments changed."""
+    node = copy.deepcopy(config["model"]["init_args"]["predictor"])
+    node.setdefault("init_args", {}).update(changes)
+    predictor: nn.Module = models.instantiate(node, nn.Module)
+    return predictor.eval()
+
+
+def find(names: Iterable[str], folders: Sequence[Path]) -> Path | None:
+    """The first file of weights with such a name, folder by folder."""
+    found = (path for folder in folders for name in names for path in sorted(folder.glob(f"{name}.safetensors")))
+    return next(found, None)
+
+
+class OnCores(nn.Module):
+    """A classical predictor on all cores of the CPU, whatever the device of its history."""
+
+    def __init__(self, predictor: nn.Module) -> None:
+        super().__init__()
+        self.predictor, self.horizons = predictor, predictor.horizons
+        self.cores = len(os.sched_getaffinity(0))
+        self.pool = ThreadPoolExecutor(self.cores)
+
+    def forward(self, history: Tensor, noise_variance: Tensor | None = None) -> Tensor:
+        """As the predictor's own; each thread takes a share of the windows."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            parts = history.cpu().tensor_split(min(self.cores, len(history)))
+            sizes = [len(part) for part in parts]
+            noise = [None] * len(parts) if noise_variance is None else noise_variance.cpu().split(sizes)
+            return torch.cat(list(self.pool.map(self._one, parts, noise))).to(history.device)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _one(self, history: Tensor, noise_variance: Tensor | None) -> Tensor:
+        with torch.inference_mode():
+            found: Tensor = self.predictor(history, noise_variance)
+        return found
+
+
+def accuracy(
+    systems: dict[str, System], cells: str, args: argparse.Namespace, end: float | None
+) -> list[dict[str, Any]]:
+    """Records of a set, written; of the cells that there was time for."""
+    stream = StreamedCSI("csi4cast", "test", cells=cells, duplex="both", seed=args.seed, block_size=args.block_size)
+    told = all(condition.kind == "gaussian" for condition in stream.conditions)
+    predictors = {}
+    for name, one in systems.items():
+        if one.predictor is None:
+            print(f"{name} has no weights and is not judged", file=sys.stderr)
+        elif not told and not works_untold(one.predictor, args.device):
+            print(f"{name} has to be told the noise, which {cells} does not: not judged there", file=sys.stderr)
+        else:
+            predictors[name] = one.predictor
+    wanted = evenly(stream.cells)[: -(-len(stream.cells) // args.every)]
+    parts = []
+    start = time.monotonic()
+    for first in range(0, len(wanted) if predictors else 0, PART):
+        if end is not None and time.monotonic() >= end:
+            print(f"time is up: {first} of {len(wanted)} cells of {cells}", file=sys.stderr)
+            break
+        stream.cells = tuple(wanted[first : first + PART])
+        parts.append(evaluate_protocol(predictors, stream, args.samples, args.batch_size, args.device, progress=True))
+    if not parts:
+        return []
+    results = [join_results(same) for same in zip(*parts, strict=True)]
+    results = [result for result in results if result.duplex in systems[result.system].bands]
+    print(f"{cells}: {len(results[0].cells)} cells in {time_text(time.monotonic() - start)}")
+    noted = {"cells": len(results[0].cells), "samples_per_cell": args.samples}
+    found = protocol_records(results, "csi4cast", cells, [args.seed], resamples=300, **noted)
+    save_records(args.results, found)
+    return found
+
+
+def works_untold(predictor: nn.Module, device: str) -> bool:
+    """Whether a predictor works where nobody tells the noise's variance."""
+    history, _ = window(device)
+    try:
+        with torch.inference_mode():
+            predictor(history, None)
+    except UsageError:
+        return False
+    return True
+
+
+def evenly(cells: Sequence[Any]) -> list[Any]:
+    """Cells in an order whose beginnings hold about as many of each model, delay spread and speed."""
+    count = len(cells)
+    step = round(0.618 * count)
+    while math.gcd(step, count) != 1:
+        step += 1
+    return [cells[i * step % count] for i in range(count)]
+
+
+def window(device: str) -> tuple[Tensor, Tensor]:
+    """A history at 10 dB from the regular cell in the middle, and its noise variance."""
+    stream = StreamedCSI("csi4cast", "test", conditions=[Condition("gaussian", 10.0, 10.0)], block_size=1)
+    stream.cells = stream.cells[len(stream.cells) // 2 :][:1]
+    batch = stream.batch(SampleRequest(stream.ids(1), 0, "test"))
+    return batch.history.to(device), batch.noise_variance.to(device)
+
+
+def costs(systems: dict[str, System], args: argparse.Namespace, end: float | None) -> None:
+    """Parameters and latency of each system, printed and written."""
+    rows = []
+    for name, one in systems.items():
+        if end is not None and time.monotonic() >= end:
+            print(f"time is up before the latency of {name}", file=sys.stderr)
+            break
+        found = cost(name, one.timed, args)
+        save_records(args.results, found)
+        by = {r["condition"].get("mode", r["metric"]): r["value"] for r in found}
+        times = [f"{by[mode]:.2f}" if mode in by else "" for mode in args.modes]
+        rows.append([name, f"{by['parameters']:,.0f}", f"{by['trained_parameters']:,.0f}", *times])
+    print(table(["system", "parameters", "trained", *(f"{mode} [ms]" for mode in args.modes)], rows), end="\n\n")
+
+
+def cost(name: str, predictor: nn.Module, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Records of parameters, and of the latency of one window in each mode that works."""
+    device = args.device if is_trainable(predictor) else "cpu"
+    history, noise = window(device)
+    counts = {
+        "parameters": sum(p.numel() for p in predictor.parameters()),
+        "trained_parameters": sum(p.numel() for p in predictor.parameters() if p.requires_grad),
+    }
+    records = [record(system=name, data="csi4cast", metric=metric, value=n) for metric, n in counts.items()]
+    modes: list[Mode] = args.modes if device != "cpu" else [mode for mode in args.modes if mode == "eager"]
+    for mode in modes:
+        try:
+            value = median_latency(predictor.to(device), history, noise, mode, args.runs, min(10, args.runs))
+        except ChanlabError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
+        where = {"device": torch.device(device).type, "mode": mode, "batch": 1}
+        records.append(
+            record(
+                system=name,
+                data="csi4cast",
+                metric="latency",
+                value=value,
+                unit="ms",
+                n=args.runs,
+                condition=where,
+                tf32=args.tf32 and device != "cpu",
+            )
+        )
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from chanlab.csi.llm4cp import LLM4CP
     from chanlab.csi.module import CSIPredictionModule, load_predictor
     from chanlab.csi.pad import PAD
+    from chanlab.csi.per_band import PerBand
     from chanlab.csi.predictor import Predictor, is_trainable
-    from chanlab.csi.protocol_evaluation import ProtocolResult, evaluate_protocol, protocol_records
+    from chanlab.csi.protocol_evaluation import ProtocolResult, evaluate_protocol, join_results, protocol_records
     from chanlab.csi.rnn import RNN
     from chanlab.csi.softs import SOFTS
     from chanlab.csi.transformer import Transformer
@@ -45,6 +46,7 @@ _HOMES = {
     "LLM4CP": "llm4cp",
     "NoPrediction": "baselines",
     "PAD": "pad",
+    "PerBand": "per_band",
     "PredictionWriter": "writer",
     "Predictor": "predictor",
     "ProtocolResult": "protocol_evaluation",
@@ -55,6 +57,7 @@ _HOMES = {
     "WiFo": "wifo",
     "evaluate_protocol": "protocol_evaluation",
     "is_trainable": "predictor",
+    "join_results": "protocol_evaluation",
     "load_predictor": "module",
     "load_weights": "weights",
     "protocol_records": "protocol_evaluation",
@@ -78,6 +81,7 @@ __all__ = [
     "DopplerCodebook",
     "LearnedWiener",
     "NoPrediction",
+    "PerBand",
     "PortwiseGenie",
     "PredictionWriter",
     "Predictor",
@@ -88,6 +92,7 @@ __all__ = [
     "WiFo",
     "evaluate_protocol",
     "is_trainable",
+    "join_results",
     "load_predictor",
     "load_weights",
     "protocol_records",

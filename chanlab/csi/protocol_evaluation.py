@@ -82,24 +82,33 @@ class ProtocolResult:
         if not chosen.any():
             raise UsageError("no cell and condition of this result is chosen.")
         steps = slice(None) if step is None else slice(step - 1, step)
-        kept = chosen.nonzero(as_tuple=True)
+        kept = chosen.any(1)
+        weight = chosen[kept, :, None, None]
         samples = self.error.shape[2]
-        cell = torch.arange(len(self.cells)).view(-1, 1, 1, 1).expand_as(self.error)
-        group = cell * samples + torch.arange(samples)[:, None]
+        stratum = torch.arange(len(self.cells))[kept, None].expand(-1, samples)
 
-        def pick(x: Tensor) -> Tensor:
-            return x[..., steps][kept].flatten()
+        def terms(x: Tensor) -> Tensor:
+            return x[kept][..., steps]
 
-        ratio = {"per_antenna_step": self.antenna_ratio, "pooled": self.error}.get(reduction, self.error / self.power)
-        return bootstrap_interval(
-            pick(ratio),
-            pick(self.power) if reduction == "pooled" else None,
-            groups=pick(group),
-            strata=pick(cell),
-            statistic="median" if reduction == "median" else "mean",
-            confidence=confidence,
-            resamples=resamples,
-        )
+        common: dict[str, Any] = {"confidence": confidence, "resamples": resamples}
+        if reduction == "median":
+            ratio = terms(self.error) / terms(self.power)
+            where_chosen = weight.expand_as(ratio)
+            group = torch.arange(stratum.numel()).view(-1, 1, samples, 1).expand_as(ratio)
+            cell = stratum[:, None, :, None].expand_as(ratio)
+            values = (x[where_chosen] for x in (ratio, group, cell))
+            ratio, group, cell = values
+            return bootstrap_interval(ratio, groups=group, strata=cell, statistic="median", **common)
+
+        def sums(x: Tensor) -> Tensor:  # a realisation's values under all conditions and steps stay together
+            return (terms(x) * weight).sum((1, 3)).flatten()
+
+        if reduction == "pooled":
+            top, bottom = sums(self.error), sums(self.power)
+        else:
+            ratio = self.antenna_ratio if reduction == "per_antenna_step" else self.error / self.power
+            top, bottom = sums(ratio), sums(torch.ones_like(ratio))
+        return bootstrap_interval(top, bottom, strata=stratum.flatten(), **common)
 
 
 @torch.inference_mode()
@@ -155,6 +164,23 @@ def evaluate_protocol(
         )
         for key, table in tables.items()
     ]
+
+
+def join_results(parts: Sequence[ProtocolResult]) -> ProtocolResult:
+    """One result of those that a predictor reached on parts of a set of cells, on one band.
+
+    Args:
+        parts: Each of other cells, under the same conditions, of as many samples.
+
+    Raises:
+        UsageError: They are not of one predictor, band, conditions and number of samples.
+    """
+    if len({(p.system, p.duplex, p.conditions, p.error.shape[2:]) for p in parts}) != 1:
+        raise UsageError("results can be joined if predictor, band, conditions and number of samples are the same.")
+    first = parts[0]
+    cells = tuple(cell for part in parts for cell in part.cells)
+    tables = (torch.cat([getattr(part, name) for part in parts]) for name in ("antenna_ratio", "error", "power"))
+    return ProtocolResult(first.system, first.duplex, cells, first.conditions, *tables)
 
 
 def protocol_records(

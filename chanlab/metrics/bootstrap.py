@@ -153,8 +153,12 @@ def _ratios(
 def _medians(
     x: npt.NDArray[np.float64], index: npt.NDArray[np.intp], groups: int, resamples: int, draw: _Draw
 ) -> npt.NDArray[np.float64]:
-    members = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index, minlength=groups))[:-1])
+    order = np.argsort(x, kind="stable")
+    ascending, owner = x[order], index[order]
     drawn = np.empty(resamples)
     for i in range(resamples):
-        drawn[i] = np.median(x[np.concatenate([members[g] for g in draw()])])
+        # How often each value is drawn, added up in ascending order: where that passes the middle stands the median.
+        upto = np.cumsum(np.bincount(draw(), minlength=groups)[owner])
+        middle = [(upto[-1] + 1) // 2, upto[-1] // 2 + 1]
+        drawn[i] = ascending[np.searchsorted(upto, middle)].mean()
     return drawn

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from chanlab.csi import NoPrediction, evaluate_protocol, protocol_records
+from chanlab.csi import NoPrediction, evaluate_protocol, join_results, protocol_records
 from chanlab.data import Cell, SampleRequest, StreamedCSI
 from chanlab.data.protocol import CSI4CAST
 from chanlab.errors import UsageError
@@ -58,6 +58,22 @@ def test_records_have_the_published_figure_and_its_parts():
     for part in ("horizon", "speed", "level"):
         values = [r["value"] for r in records if part in r["condition"]]
         assert sum(values) / len(values) == pytest.approx(whole["value"])
+
+
+def test_parts_of_a_set_join_to_the_whole():
+    stream = StreamedCSI(split="test", block_size=3)
+    (whole,) = evaluate_protocol({"np": NoPrediction()}, stream, 3, 8)
+    parts = []
+    for cell in CELLS:
+        stream.cells = (cell,)
+        parts += evaluate_protocol({"np": NoPrediction()}, stream, 3, 8)
+    joined = join_results(parts)
+    assert joined.cells == whole.cells
+    torch.testing.assert_close(joined.nmse("pooled"), whole.nmse("pooled"))
+    assert joined.interval("median") == pytest.approx(whole.interval("median"), rel=1e-5)
+    other = evaluate_protocol({"other": NoPrediction()}, stream, 3, 8)
+    with pytest.raises(UsageError, match="joined"):
+        join_results([*parts, *other])
 
 
 def test_only_gaussian_noise_is_told():

@@ -56,6 +56,21 @@ def test_median():
     assert 1.0 <= interval.low <= interval.high <= 100.0
 
 
+def test_medians_of_resampled_groups_are_numpys():
+    """Groups of unequal sizes, values that repeat, odd and even numbers of values."""
+    rng = np.random.default_rng(7)
+    for size in (7, 40):
+        groups = rng.integers(0, 5, size)
+        groups[:5] = range(5)
+        values = rng.integers(0, 12, size).astype(float)
+        found = bootstrap_interval(values, groups=groups, statistic="median", resamples=50, seed=3)
+        draw = np.random.default_rng(3)
+        members = [values[groups == g] for g in range(5)]
+        drawn = [np.median(np.concatenate([members[g] for g in draw.integers(0, 5, 5)])) for _ in range(50)]
+        assert found[:3] == (np.median(values), *np.quantile(drawn, [0.025, 0.975]))
+        assert found.deviation == pytest.approx(np.std(drawn))
+
+
 def test_errors_name_what_is_wrong():
     with pytest.raises(UsageError, match="two independent realisations"):
         bootstrap_interval([1.0, 2.0], groups=[7, 7])
