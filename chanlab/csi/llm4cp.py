@@ -172,7 +172,8 @@ class CSIAttention(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Feature maps times their gates."""
-        return maps * self.gate(maps)[:, :, None, None]
+        # Under autocast the gates' sum is single precision; the maps, most of the memory traffic, need not become so.
+        return maps * self.gate(maps).to(maps.dtype)[:, :, None, None]
 
 
 def freeze(backbone: nn.Module) -> None:
