@@ -1,7 +1,8 @@
-"""Everything static is in pyproject.toml; this only ships the recipes that live beside the package.
+"""Everything static is in pyproject.toml; this only ships the recipes and weights that live beside the package.
 
-`datasets/*.yaml` and `models/**/*.yaml` go into wheels as `chanlab/_recipes/datasets` and `chanlab/_recipes/models`, so
-that they are found by their short names outside a checkout. Editable installs read the checkout itself.
+`datasets/*.yaml`, `models/**/*.yaml` and `models/**/*.safetensors` go into wheels as `chanlab/_recipes/datasets` and
+`chanlab/_recipes/models`, so that they are found by their short names outside a checkout. Editable installs read the
+checkout itself.
 """
 
 from pathlib import Path
@@ -17,7 +18,8 @@ class BuildWithRecipes(build_py):
 
     def recipes(self) -> dict[str, str]:
         """Where each recipe goes, and where it comes from (relative to the root, as setuptools wants it)."""
-        sources = [*ROOT.glob("datasets/*.yaml"), *ROOT.glob("models/**/*.yaml")]
+        found = (ROOT.glob(pattern) for pattern in ("datasets/*.yaml", "models/**/*.yaml", "models/**/*.safetensors"))
+        sources = [path for paths in found for path in paths]
         relative = sorted(path.relative_to(ROOT).as_posix() for path in sources)
         return {str(Path(self.build_lib, "chanlab", "_recipes", path)): path for path in relative}
 

@@ -37,7 +37,7 @@ def test_wheel_holds_only_chanlab_and_every_recipe(wheel):
     info = next(name.split("/")[0] for name in names if ".dist-info/" in name)
     assert {name.split("/")[0] for name in names} == {"chanlab", info}
     assert zipfile.ZipFile(wheel).read(f"{info}/top_level.txt").split() == [b"chanlab"]
-    recipes = [*ROOT.glob("datasets/*.yaml"), *ROOT.glob("models/**/*.yaml")]
+    recipes = [*ROOT.glob("datasets/*.yaml"), *ROOT.glob("models/**/*.yaml"), *ROOT.glob("models/**/*.safetensors")]
     assert recipes
     assert {f"chanlab/_recipes/{path.relative_to(ROOT).as_posix()}" for path in recipes} <= set(names)
     assert {"chanlab/py.typed", "chanlab/cli/demo/report.html", f"{info}/licenses/LICENSE"} <= set(names)

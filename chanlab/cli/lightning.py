@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from chanlab.data.recipe import find_recipe
+from chanlab.data.recipe import find_recipe, recipe_folders
 from chanlab.errors import UsageError
 
 
@@ -24,6 +24,16 @@ class ChanlabCLI(LightningCLI):
 
     weights: str | None = None
     """A file of `chanlab.csi.save_weights` in place of a checkpoint."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds what a recipe may say beside model, data and trainer."""
+        parser.add_argument(
+            "--weights",
+            type=str | None,
+            default=None,
+            help="weights (chanlab.csi.save_weights) that the predictor starts from where no checkpoint is given: "
+            "a path, or one below models/",
+        )
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -71,15 +81,18 @@ class ChanlabCLI(LightningCLI):
         """Loads a file of weights, for `fit` to start from; refuses to evaluate a network that has learnt nothing.
 
         Raises:
-            UsageError: A model with parameters is to be evaluated without a checkpoint.
+            UsageError: A model with parameters is to be evaluated without a checkpoint; there are no such weights.
             ChanlabError: The weights are not those of the configured predictor.
         """
+        config = self.config[self.subcommand]
+        if self.weights is None and config.weights and not config.get("ckpt_path"):
+            self.weights = str(find_weights(config.weights))
         if self.weights is not None:
             from chanlab.csi.weights import load_weights
 
             load_weights(getattr(self.model, "predictor", self.model), self.weights)
             return
-        if self.subcommand == "fit" or self.config[self.subcommand].get("ckpt_path"):
+        if self.subcommand == "fit" or config.get("ckpt_path"):
             return
         if any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError(
@@ -117,6 +130,25 @@ def main(argv: list[str]) -> None:
         )
     finally:
         sys.argv = before
+
+
+def find_weights(name: str | os.PathLike[str]) -> Path:
+    """The file of weights that a recipe names.
+
+    Args:
+        name: A path, or one below a folder of model recipes: `csi/learned_wiener.safetensors`.
+
+    Raises:
+        UsageError: There is none.
+    """
+    places = [Path(name), *(folder / name for folder in recipe_folders("models"))]
+    for path in places:
+        if path.is_file():
+            return path
+    raise UsageError(
+        f"There are no weights {os.fspath(name)}, neither here nor below {' or '.join(map(str, places[1:]))}: "
+        "write them with chanlab.csi.save_weights, or start without (--weights null)"
+    )
 
 
 def _resolve_configs(argv: list[str]) -> list[str]:

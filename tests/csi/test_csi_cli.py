@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 
+import chanlab.csi
 from chanlab.cli.main import main
 from chanlab.csi import load_predictor, save_weights
 
@@ -180,6 +181,31 @@ def test_shipped_weights_are_evaluated_and_trained_on(config, tmp_path, capsys):
     ]
     assert main(other) == 1
     assert "build GRU with the arguments that it was trained with" in capsys.readouterr().err
+
+
+def test_a_recipe_may_name_weights_to_start_from(config, tmp_path, capsys):
+    path = config(*GRU)
+    save_weights(given := chanlab.csi.GRU(num_subcarriers=8, hidden=8, layers=1), tmp_path / "gru.safetensors", bits=32)
+    run("test", "--config", path, "--ckpt_path", tmp_path / "gru.safetensors")
+    as_checkpoint = capsys.readouterr().out
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"weights": "gru.safetensors"}))
+    run("test", "--config", path)
+    assert capsys.readouterr().out == as_checkpoint
+
+    def kept():
+        found = load_predictor(tmp_path / "out/last.ckpt").parameters()
+        return all(torch.equal(p, q) for p, q in zip(found, given.parameters(), strict=True))
+
+    run("fit", "--config", path, "--ckpt_path", "last", "--model.lr", 0)  # there is none yet
+    assert kept()
+    run("fit", "--config", path, "--weights", "null", "--model.lr", 0)
+    assert not kept()
+    (tmp_path / "models/csi").mkdir(parents=True)
+    (tmp_path / "gru.safetensors").rename(tmp_path / "models/csi/moved.safetensors")
+    run("fit", "--config", path, "--weights", "csi/moved.safetensors", "--model.lr", 0)
+    assert kept()
+    assert main(["fit", "--config", str(path)]) == 2
+    assert "There are no weights gru.safetensors" in capsys.readouterr().err
 
 
 def test_a_checkpoints_own_arguments_win_and_are_told(config, capsys):
