@@ -17,7 +17,7 @@ BUILD_FILES := pyproject.toml setup.py constraints.txt
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-demo: $(VENV)/.installed llvm backbone ## trace a street, train an LLM-based predictor on it, judge it on a link: out/demo/
+demo: $(VENV)/.installed llvm ## trace a street, fine-tune the shipped predictor on it, judge it on a link: out/demo/
 	$(BIN)/chanlab demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev llvm backbone ## all tests

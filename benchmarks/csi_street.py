@@ -26,7 +26,7 @@ from chanlab.cli.demo.stages import CLASSICAL, Settings, make_channels, train
 from chanlab.csi.module import load_predictor
 from chanlab.data import CSIDataModule
 from chanlab.data.recipe import load_recipe
-from chanlab.link import PERFECT, collect
+from chanlab.link import NO_PREDICTION, PERFECT, collect
 from chanlab.metrics import nmse_terms, to_db
 from chanlab.records import Record, over_seeds, record, save_records
 
@@ -68,7 +68,8 @@ def main() -> None:
             (folder / "store").unlink(missing_ok=True)
             (folder / "store").symlink_to(base.store.resolve())
             settings = replace(base, out=folder, model=name, seed=seed)
-            systems[name] = load_predictor(train(settings, Journal(folder / "journal.json"), store))
+            trained = train(settings, Journal(folder / "journal.json"), store)
+            systems |= {system: load_predictor(path) for system, path in trained.items()}
         data = CSIDataModule(base.store, eval_snr_db=args.snr_db, num_workers=0, history=16, horizons=4)
         windows = data.windows("test")
         if seed == args.seeds[0]:
@@ -79,8 +80,7 @@ def main() -> None:
         about: dict[str, Any] = {"data": store.recipe.name, "split": "test", "seeds": [seed]}
         found = nmse_records(ensemble, **about, snr_db=args.snr_db, ahead=ahead)
         found += per_sample_records(ensemble, {**about, "condition": {"snr_db": args.snr_db, "horizon": "all"}})
-        learned = set(args.models)
-        runs += [r for r in found if r["system"] in learned or seed == args.seeds[0]]
+        runs += [r for r in found if r["system"] not in (NO_PREDICTION, *CLASSICAL) or seed == args.seeds[0]]
     records = over_seeds(runs)
     save_records(args.results, records)
     metrics = ("nmse_pooled", "nmse_per_sample", "nmse_median")

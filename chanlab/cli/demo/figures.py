@@ -20,6 +20,9 @@ STYLES = {
     "gru": ("GRU", "#CC79A7", "-", "D"),
     "transformer": ("Transformer", "#009E73", "-", "P"),
     "llm": ("LLM", "#D55E00", "-", "o"),
+    "LearnedWiener from scratch": ("LearnedWiener, from scratch", "#009E73", "-", "D"),
+    "LearnedWiener zero-shot": ("LearnedWiener, zero-shot", "#0072B2", "-", "P"),
+    "LearnedWiener fine-tuned": ("LearnedWiener, fine-tuned", "#D55E00", "-", "o"),
 }
 """Label, colour, line and marker of each system."""
 
@@ -73,6 +76,22 @@ def nmse_figure(records: Sequence[Record], snr_db: float) -> Figure:
     axes.set_xticks(sorted({lookup(r, "ahead_ms") for r in items}))
     figures.tidy(axes, "", "time ahead of the last snapshot [ms]", "NMSE, pooled [dB]")
     axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def learning_figure(records: Sequence[Record]) -> Figure:
+    """NMSE on the validation split over steps of training, one line per run."""
+    figure = figures.new_figure(7.4, 3.8)
+    axes = figure.subplots()
+    items = [r for r in select(records, metric="nmse_per_sample", split="val") if r["value"] is not None]
+    for system in _systems(items):
+        mine = sorted(select(items, system=system), key=lambda r: lookup(r, "step"))
+        name, color, line, marker = STYLES.get(system, (system, None, "-", "."))
+        steps, value = [lookup(r, "step") for r in mine], [r["value"] for r in mine]
+        axes.plot(steps, value, line, marker=marker, color=color, label=name, linewidth=1.8, ms=5)
+    figures.tidy(axes, "", "steps of training", "NMSE, per sample [dB]")
+    if items:
+        axes.legend(fontsize=8, frameon=False)
     return figure
 
 

@@ -59,7 +59,8 @@ def training_config(
         "save_on_exception": True,
         "enable_version_counter": False,
     }
-    trainer["callbacks"] = [*others, keeper]
+    trainer["num_sanity_val_steps"] = -1
+    trainer["callbacks"] = [*others, keeper, {"class_path": "chanlab.cli.demo.training.FirstValidation"}]
     return config
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from chanlab.cli.common import table
 from chanlab.cli.demo.figures import STYLES, label
+from chanlab.cli.demo.training import FINE_TUNED, FROM_SCRATCH, ZERO_SHOT
 from chanlab.records import Record, lookup, select
 
 TRAINED = ("llm", "transformer", "gru")
-"""Systems that learn, the one that the demo is about first."""
+"""Systems that are trained from the beginning, the one that is most worth a word first."""
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,19 @@ def text_table(records: Sequence[Record], facts: Facts) -> str:
 def answer(records: Sequence[Record], snr_db: float) -> str:
     """What came out, in one sentence, from the records alone."""
     overall = {r["system"]: r["value"] for r in select(records, metric="nmse_pooled", snr_db=snr_db, horizon="all")}
-    learned = next((s for s in TRAINED if s in overall), None)
+    learned = trained_system(list(overall))
     if learned is None:
         return ""
     others = [s for s in ("no prediction", "ar", "pad") if s in overall]
-    parts = [f"{_gain(overall[other] - overall[learned])} than {label(other)}" for other in others]
-    return (
-        f"Over all horizons the {label(learned)} predictor reaches an NMSE of {overall[learned]:.1f} dB: "
-        + ", ".join(parts)
-        + "."
-    )
+    others += [s for s in overall if s.startswith(_network(learned)) and s != learned]
+    parts = [f"{_gain(overall[other] - overall[learned])} than {_short(other)}" for other in others]
+    return f"Over all horizons {_named(learned)} reaches an NMSE of {overall[learned]:.1f} dB: {', '.join(parts)}."
+
+
+def trained_system(systems: Sequence[str]) -> str | None:
+    """The system that the demo is about: what was fine-tuned, else what was trained."""
+    tuned = next((s for s in systems if s.endswith(FINE_TUNED)), None)
+    return tuned or next((s for s in TRAINED if s in systems), None)
 
 
 def write_report(path: Path, records: Sequence[Record], pictures: Sequence[Picture], facts: Facts) -> None:
@@ -134,7 +138,7 @@ def _html_table(records: Sequence[Record], facts: Facts) -> str:
     units = {"SE": "SE [bit/s/Hz]", "BLER": "coded BLER"}
     if links:
         groups += f'<th colspan="2">link at {facts.link_snr_db:g} dB, {header[facts.link_step]}</th>'
-    best = next((s for s in TRAINED if any(name == s for name, _ in lines)), None)
+    best = trained_system([name for name, _ in lines])
     out = [f'<div class="wide"><table><thead><tr class="groups">{groups}</tr><tr>']
     out += [f"<th>{html.escape(units.get(cell, cell))}</th>" for cell in header]
     out.append("</tr></thead><tbody>")
@@ -151,3 +155,21 @@ def _cell(items: Sequence[Record], form: str) -> str:
 
 def _gain(decibels: float) -> str:
     return f"{abs(decibels):.1f} dB {'better' if decibels > 0 else 'worse'}"
+
+
+def _network(system: str) -> str:
+    """`LearnedWiener ` of `LearnedWiener fine-tuned`; of a system that wasn't fine-tuned its whole name."""
+    return system.removesuffix(FINE_TUNED)
+
+
+def _named(system: str) -> str:
+    return (
+        f"the fine-tuned {_network(system).strip()}"
+        if system.endswith(FINE_TUNED)
+        else f"the {label(system)} predictor"
+    )
+
+
+def _short(system: str) -> str:
+    ends = {ZERO_SHOT: "the same zero-shot", FROM_SCRATCH: "the same from scratch"}
+    return next((said for end, said in ends.items() if system.endswith(end)), label(system))

@@ -20,6 +20,7 @@ from chanlab.cli.demo.journal import Journal, fingerprint
 from chanlab.records import Record
 
 if TYPE_CHECKING:
+    from chanlab.cli.demo.training import Training
     from chanlab.data.recipe import Recipe
     from chanlab.data.store import Store
     from chanlab.data.views import CSIView
@@ -36,11 +37,12 @@ class Settings:
     Attributes:
         out: Folder of everything it writes.
         recipe: Channels.
-        model: Recipe of models/ that is trained.
+        model: Recipe of models/ that is trained: fine-tuned and, beside it, from scratch if it names weights.
         seed: Seed of training.
         workers: Processes that trace.
         epochs: Epochs of training, instead of the model recipe's.
         snr_db: SNR of the histories that are judged [dB].
+        windows: Windows of each held-out trajectory.
         link_snr_db: SNRs of the link [dB].
         table_snr_db: That of them which the table shows.
         link_step: Step of the horizon that the link is run on.
@@ -50,11 +52,12 @@ class Settings:
 
     out: Path
     recipe: Recipe
-    model: str = "llm"
+    model: str = "learned_wiener_street"
     seed: int = 1
     workers: int = 2
     epochs: int | None = None
     snr_db: float = 15.0
+    windows: int = 2
     link_snr_db: tuple[float, ...] = (-5.0, 0.0, 5.0, 10.0, 15.0, 20.0)
     table_snr_db: float = 10.0
     link_step: int = 2
@@ -91,68 +94,92 @@ def make_channels(settings: Settings, journal: Journal) -> Store:
         return generate(settings.recipe, settings.store, workers=settings.workers)
 
 
-def train(settings: Settings, journal: Journal, store: Store) -> Path:
-    """Train through Lightning's command line, as `chanlab fit` does; returns the best checkpoint."""
-    say(2, f"training of {settings.model} on {len(store.splits['train'])} trajectories")
-    config = models.training_config(
-        models.read(settings.model), settings.store, settings.training, settings.seed, settings.epochs
-    )
-    key = fingerprint(config, store.content_hash, __version__)
-    best = settings.training / "best.ckpt"
-    if journal.done("training", key) and best.is_file():
+def train(settings: Settings, journal: Journal, store: Store) -> dict[str, Path]:
+    """Train through Lightning's command line, as `chanlab fit` does; returns the best checkpoint of each system."""
+    from chanlab.cli.demo.training import trainings
+
+    runs = trainings(settings.model, settings.training)
+    return {run.system: _train(run, settings, journal, store) for run in runs}
+
+
+def _train(run: Training, settings: Settings, journal: Journal, store: Store) -> Path:
+    from chanlab.cli.demo.training import learning_curve
+
+    say(2, f"{run.stage}, {Path(settings.model).stem} on {len(store.splits['train'])} trajectories")
+    recipe = dict(run.recipe)
+    if run.weights is not None:
+        recipe["weights"] = str(run.weights)
+    config = models.training_config(recipe, settings.store, run.folder, settings.seed, settings.epochs)
+    key = fingerprint(config, run.weights and _digest(run.weights), store.content_hash, __version__)
+    best = run.folder / "best.ckpt"
+    if journal.done(run.stage, key) and best.is_file():
         print(f"already in {best}", file=sys.stderr)
         return best
-    if not journal.begun("training", key):
-        shutil.rmtree(settings.training, ignore_errors=True)  # of another configuration: nothing to go on from
-    settings.training.mkdir(parents=True, exist_ok=True)
-    path = settings.training / "model.yaml"
+    if not journal.begun(run.stage, key):
+        shutil.rmtree(run.folder, ignore_errors=True)  # of another configuration: nothing to go on from
+    run.folder.mkdir(parents=True, exist_ok=True)
+    path = run.folder / "model.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    with journal.stage("training", key) as facts, _quiet():
+    with journal.stage(run.stage, key) as facts, _quiet():
         from chanlab.cli.lightning import main as learn
 
         command = ["fit", "--config", str(path), "--ckpt_path", "last"]
         facts["command"] = f"chanlab {' '.join(command)}"
         learn(command)
+        facts["curve"] = learning_curve(run.folder)
     return best
 
 
-def judge(settings: Settings, journal: Journal, store: Store, checkpoint: Path) -> list[Record]:
+def judge(settings: Settings, journal: Journal, store: Store, checkpoints: Mapping[str, Path]) -> list[Record]:
     """Compare predictors on held-out trajectories, and on a link."""
     say(3, f"judgement on {len(store.splits['test'])} held-out trajectories")
+    names = ("snr_db", "windows", "link_snr_db", "link_step", "users", "sets", "seed")
     key = fingerprint(
         store.content_hash,
-        _digest(checkpoint),
+        {system: _digest(path) for system, path in checkpoints.items()},
         [models.read(name) for name in CLASSICAL],
-        [getattr(settings, name) for name in ("snr_db", "link_snr_db", "link_step", "users", "sets", "seed")],
+        [getattr(settings, name) for name in names],
         __version__,
     )
     if journal.done("judgement", key):
         print("already done", file=sys.stderr)
         return list(journal.facts("judgement")["records"])
     with journal.stage("judgement", key) as facts, _quiet():
-        facts["records"] = _judge(settings, store, checkpoint)
+        facts["records"] = _judge(settings, journal, store, checkpoints)
         return list(facts["records"])
 
 
-def _judge(settings: Settings, store: Store, checkpoint: Path) -> list[Record]:
+def _judge(settings: Settings, journal: Journal, store: Store, checkpoints: Mapping[str, Path]) -> list[Record]:
     from lightning.pytorch import LightningDataModule
 
     from chanlab.cli.demo.evaluate import nmse_records
+    from chanlab.cli.demo.training import ZERO_SHOT, curve_records, network, trainings
     from chanlab.csi.module import load_predictor
+    from chanlab.csi.weights import load_weights
     from chanlab.link import collect
 
-    config = yaml.safe_load((settings.training / "model.yaml").read_text(encoding="utf-8"))
-    node = config["data"]
-    node["init_args"] |= {"eval_snr_db": settings.snr_db, "num_workers": 0}
+    runs = trainings(settings.model, settings.training)
+    node = models.training_config(dict(runs[0].recipe), settings.store, settings.training, settings.seed)["data"]
+    node["init_args"] |= {"num_workers": 0}
+    validated = len(models.instantiate(node, LightningDataModule).windows("val"))
+    node["init_args"] |= {"eval_snr_db": settings.snr_db, "windows_per_sample": settings.windows}
     data = models.instantiate(node, LightningDataModule)
-    windows = data.windows("test")
-    view = windows.view
+    view = data.windows("test").view
     systems = {name: models.predictor(name, view) for name in CLASSICAL}
-    systems[Path(settings.model).stem] = load_predictor(checkpoint)
+    for run in runs:
+        if run.weights is not None:
+            shipped = models.predictor(settings.model, view)
+            load_weights(shipped, run.weights)
+            systems[f"{network(run.recipe)} {ZERO_SHOT}"] = shipped
+        systems[run.system] = load_predictor(checkpoints[run.system])
     ensemble = collect(systems, _batches(data))
-    about: dict[str, Any] = {"data": store.recipe.name, "split": "test"}
+    name, seeds = store.recipe.name, [settings.seed]
+    about: dict[str, Any] = {"data": name, "split": "test"}
     ahead = [h * view.interval for h in view.horizons]
-    records = nmse_records(ensemble, **about, snr_db=settings.snr_db, ahead=ahead, seeds=[settings.seed])
+    records = nmse_records(ensemble, **about, snr_db=settings.snr_db, ahead=ahead, seeds=seeds)
+    for run in runs:
+        curve = journal.facts(run.stage).get("curve", [])
+        records += curve_records(run.system, curve, data=name, n=validated, seeds=seeds)
     return records + link_records(settings, ensemble, view, about)
 
 
@@ -212,7 +239,10 @@ class _quiet(warnings.catch_warnings):
         return entered
 
 
-def timing(journal: Journal) -> str:
+def timing(settings: Settings, journal: Journal) -> str:
     """How long each stage took."""
-    names = ("channels", "training", "judgement")
+    from chanlab.cli.demo.training import trainings
+
+    trained = (run.stage for run in trainings(settings.model, settings.training))
+    names = ("channels", *trained, "judgement")
     return ", ".join(f"{name} {time_text(journal.seconds(name))}" for name in names)

@@ -11,10 +11,11 @@ from chanlab.cli.common import bytes_text
 from chanlab.cli.demo import figures, report
 from chanlab.cli.demo.journal import Journal
 from chanlab.cli.demo.stages import Settings, timing
+from chanlab.cli.demo.training import Training, network, trainings
 from chanlab.cli.figures import png
 from chanlab.data.store import Store
 from chanlab.data.verify import info
-from chanlab.records import Record
+from chanlab.records import Record, lookup, select
 
 
 def conclude(settings: Settings, journal: Journal, store: Store, records: list[Record]) -> str:
@@ -25,9 +26,9 @@ def conclude(settings: Settings, journal: Journal, store: Store, records: list[R
     facts = report.Facts(
         title="From a street to a link",
         lead=(
-            f"{store.num_samples} users moved through {scene} ({store.recipe.name}, {store.carrier / 1e9:g} GHz). A "
-            "predictor learned from some of them how channels go on, and was judged on trajectories that it had not "
-            "seen: by its error, and by what a base station gains that precodes with it."
+            f"{store.num_samples} users moved through {scene} ({store.recipe.name}, {store.carrier / 1e9:g} GHz). "
+            f"{_learning(settings)} On trajectories held out the predictors are judged by their error, and by what a "
+            "base station gains that precodes with them."
         ),
         made=_made(settings, journal, store),
         snr_db=settings.snr_db,
@@ -47,11 +48,11 @@ def _made(settings: Settings, journal: Journal, store: Store) -> dict[str, str]:
     judged = records_hardware(journal)
     made = {
         "command": rec.this_command(),
-        "training": str(journal.facts("training").get("command", "")),
+        **{run.stage: str(journal.facts(run.stage).get("command", "")) for run in _runs(settings)},
         "data": f"{store.recipe.name}, seed {store.recipe.seed}, {bytes_text(card['size'])}",
         "content of the store": store.content_hash,
         "seed of training": str(settings.seed),
-        "time": timing(journal),
+        "time": timing(settings, journal),
         "hardware": judged[0] if judged else rec.hardware(),
         "versions": ", ".join(f"{name} {version}" for name, version in versions(store).items()),
         "commit": rec.commit() or "",
@@ -78,14 +79,39 @@ def versions(store: Store) -> dict[str, str]:
     return found
 
 
+def _runs(settings: Settings) -> tuple[Training, ...]:
+    return trainings(settings.model, settings.training)
+
+
+def _learning(settings: Settings) -> str:
+    """What was learnt, in a sentence."""
+    runs = _runs(settings)
+    if len(runs) == 1:
+        return "A predictor learned from some of them how channels go on."
+    return (
+        f"{network(runs[0].recipe)}, a predictor that comes with weights from other channels, was trained a little "
+        "further on some of them, and beside it the same network from scratch."
+    )
+
+
 def _notes(settings: Settings, records: list[Record]) -> tuple[str, ...]:
     windows = next((r["n"] for r in records if r["metric"] == "nmse_pooled"), 0)
-    return (
+    notes = [
         f"NMSE: pooled over {windows} windows, antennas and subcarriers; targets carry no noise. 0 dB is an error as "
         "large as the channel itself.",
         f"Link: {settings.users} users at once, regularised zero forcing from the CSI of the row, OFDM, 16-QAM, 5G "
         "LDPC of rate 1/2, through sionna.phy. No prediction means that the last snapshot is used: outdated CSI.",
-    )
+    ]
+    runs = _runs(settings)
+    if len(runs) > 1:
+        steps = max((lookup(r, "step") for r in select(records, split="val")), default=0)
+        batch = runs[0].recipe["data"]["init_args"].get("batch_size")
+        notes.append(
+            f"Zero-shot: the shipped weights, which have never seen this scene. Fine-tuned and from scratch: {steps} "
+            f"steps of {batch} windows each, the same windows in the same order; of each run the weights that did best "
+            "in validation."
+        )
+    return tuple(notes)
 
 
 def _pictures(settings: Settings, store: Store, records: list[Record]) -> list[report.Picture]:
@@ -113,6 +139,7 @@ def _pictures(settings: Settings, store: Store, records: list[Record]) -> list[r
             png(figures.nmse_figure(records, settings.snr_db)),
             "NMSE over prediction horizon for each system",
         ),
+        *_learning_pictures(settings, records),
         report.Picture(
             "What the prediction is worth on a link",
             f"Left: spectral efficiency; right: share of code blocks lost. The precoder is computed from each system's "
@@ -121,6 +148,21 @@ def _pictures(settings: Settings, store: Store, records: list[Record]) -> list[r
             "Spectral efficiency and block error rate over SNR for each system",
         ),
     ]
+
+
+def _learning_pictures(settings: Settings, records: list[Record]) -> list[report.Picture]:
+    if not select(records, metric="nmse_per_sample", split="val"):
+        return []
+    heading, caption = "How it was learnt", "Error on the validation trajectories while the predictor learns."
+    if len(_runs(settings)) > 1:
+        heading = "From shipped weights and from scratch"
+        caption = (
+            "Error on the validation trajectories, averaged over windows, while the same network learns from the same "
+            "windows: once from the shipped weights, whose first point is what they know without having seen the "
+            "scene, once from random ones."
+        )
+    picture = png(figures.learning_figure(records))
+    return [report.Picture(heading, caption, picture, "NMSE in validation over steps of training for each run")]
 
 
 def _typical(store: Store) -> int:
