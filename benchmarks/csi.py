@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import math
 import os
 import sys
 import time
@@ -31,7 +30,15 @@ from torch import Tensor, nn
 
 from chanlab.cli.common import run_script, script_parser, table, time_text
 from chanlab.cli.demo import models
-from chanlab.csi import PerBand, evaluate_protocol, is_trainable, join_results, load_weights, protocol_records
+from chanlab.csi import (
+    PerBand,
+    evaluate_protocol,
+    few_cells,
+    is_trainable,
+    join_results,
+    load_weights,
+    protocol_records,
+)
 from chanlab.csi.latency import Mode, median_latency
 from chanlab.data import SampleRequest, StreamedCSI
 from chanlab.data.protocol import Condition
@@ -57,6 +64,7 @@ CLASSICAL = {
     "pad": "csi4cast_pad",
     "kalman": "csi4cast_kalman",
     "esprit": "csi4cast_esprit",
+    "matrix pencil": "csi4cast_matrix_pencil",
 }
 LEARNED = {"ours": "learned_wiener", **TRAINED}
 SYSTEMS = CLASSICAL | LEARNED
@@ -233,14 +241,14 @@ def accuracy(
             print(f"{name} has to be told the noise, which {cells} does not: not judged there", file=sys.stderr)
         else:
             predictors[name] = one.predictor
-    wanted = evenly(stream.cells)[: -(-len(stream.cells) // args.every)]
+    wanted = few_cells(stream.cells, args.every)
     parts = []
     start = time.monotonic()
     for first in range(0, len(wanted) if predictors else 0, PART):
         if end is not None and time.monotonic() >= end:
             print(f"time is up: {first} of {len(wanted)} cells of {cells}", file=sys.stderr)
             break
-        stream.cells = tuple(wanted[first : first + PART])
+        stream.cells = wanted[first : first + PART]
         parts.append(evaluate_protocol(predictors, stream, args.samples, args.batch_size, args.device, progress=True))
     if not parts:
         return []
@@ -262,15 +270,6 @@ def works_untold(predictor: nn.Module, device: str) -> bool:
     except UsageError:
         return False
     return True
-
-
-def evenly(cells: Sequence[Any]) -> list[Any]:
-    """Cells in an order whose beginnings hold about as many of each model, delay spread and speed."""
-    count = len(cells)
-    step = round(0.618 * count)
-    while math.gcd(step, count) != 1:
-        step += 1
-    return [cells[i * step % count] for i in range(count)]
 
 
 def window(device: str) -> tuple[Tensor, Tensor]:

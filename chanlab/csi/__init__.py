@@ -17,11 +17,18 @@ if TYPE_CHECKING:
     from chanlab.csi.learned_wiener import CachedPrediction, LearnedWiener
     from chanlab.csi.llm import LLM
     from chanlab.csi.llm4cp import LLM4CP
+    from chanlab.csi.matrix_pencil import MatrixPencil
     from chanlab.csi.module import CSIPredictionModule, load_predictor
     from chanlab.csi.pad import PAD
     from chanlab.csi.per_band import PerBand
     from chanlab.csi.predictor import Predictor, is_trainable
-    from chanlab.csi.protocol_evaluation import ProtocolResult, evaluate_protocol, join_results, protocol_records
+    from chanlab.csi.protocol_evaluation import (
+        ProtocolResult,
+        evaluate_protocol,
+        few_cells,
+        join_results,
+        protocol_records,
+    )
     from chanlab.csi.rnn import RNN
     from chanlab.csi.softs import SOFTS
     from chanlab.csi.transformer import Transformer
@@ -44,6 +51,7 @@ _HOMES = {
     "LLM": "llm",
     "LearnedWiener": "learned_wiener",
     "LLM4CP": "llm4cp",
+    "MatrixPencil": "matrix_pencil",
     "NoPrediction": "baselines",
     "PAD": "pad",
     "PerBand": "per_band",
@@ -56,6 +64,7 @@ _HOMES = {
     "VectorKalman": "kalman",
     "WiFo": "wifo",
     "evaluate_protocol": "protocol_evaluation",
+    "few_cells": "protocol_evaluation",
     "is_trainable": "predictor",
     "join_results": "protocol_evaluation",
     "load_predictor": "module",
@@ -80,6 +89,7 @@ __all__ = [
     "ClassGenie",
     "DopplerCodebook",
     "LearnedWiener",
+    "MatrixPencil",
     "NoPrediction",
     "PerBand",
     "PortwiseGenie",
@@ -91,6 +101,7 @@ __all__ = [
     "VectorKalman",
     "WiFo",
     "evaluate_protocol",
+    "few_cells",
     "is_trainable",
     "join_results",
     "load_predictor",

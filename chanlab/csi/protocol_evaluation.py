@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -164,6 +165,22 @@ def evaluate_protocol(
         )
         for key, table in tables.items()
     ]
+
+
+def few_cells(cells: Sequence[Cell], every: int = 1) -> tuple[Cell, ...]:
+    """One cell of so many, with about as many of each model, delay spread and speed.
+
+    Taking each k-th of a set's cells would not do: of the regular ones, each third has the same speed.
+
+    Args:
+        cells: Of a set, in the protocol's order.
+        every: How many there are for each that is taken; 1: all. Any beginning of the result is such a choice too.
+    """
+    count = len(cells)
+    step = round(0.618 * count)  # the golden section scatters best
+    while math.gcd(step, count) != 1:
+        step += 1
+    return tuple(cells[i * step % count] for i in range(-(-count // every)))
 
 
 def join_results(parts: Sequence[ProtocolResult]) -> ProtocolResult:

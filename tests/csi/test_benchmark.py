@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -66,17 +65,6 @@ def test_classical_predictors_on_all_cores_say_the_same():
     for told in (noise, None):
         pad.denoise = told is not None
         torch.testing.assert_close(benchmark.OnCores(pad)(history, told), pad(history, told))
-
-
-@pytest.mark.parametrize("cells", ["regular", "generalization"])
-def test_few_cells_hold_all_kinds(cells):
-    everything = CSI4CAST.set_cells(cells)
-    order = benchmark.evenly(everything)
-    assert sorted(order) == sorted(everything)
-    for kind in ("model", "speed"):
-        third = Counter(getattr(cell, kind) for cell in order[: len(order) // 3])
-        assert set(third) == {getattr(cell, kind) for cell in everything}
-        assert max(third.values()) <= 2 * min(third.values())
 
 
 def test_command_line(tmp_path, monkeypatch, capsys):

@@ -1,10 +1,12 @@
 """Figures of a protocol's sets are those of `chanlab.metrics`, cell by cell."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
 
-from chanlab.csi import NoPrediction, evaluate_protocol, join_results, protocol_records
+from chanlab.csi import NoPrediction, evaluate_protocol, few_cells, join_results, protocol_records
 from chanlab.data import Cell, SampleRequest, StreamedCSI
 from chanlab.data.protocol import CSI4CAST
 from chanlab.errors import UsageError
@@ -74,6 +76,20 @@ def test_parts_of_a_set_join_to_the_whole():
     other = evaluate_protocol({"other": NoPrediction()}, stream, 3, 8)
     with pytest.raises(UsageError, match="joined"):
         join_results([*parts, *other])
+
+
+@pytest.mark.parametrize("models", ["ACD", "ABCDE"])
+def test_few_cells_hold_all_kinds(models):
+    speeds = (1.0, 10.0, 30.0) if models == "ACD" else tuple(map(float, range(1, 18)))
+    cells = [Cell(m, d * 1e-9, v) for m in models for d in (30, 100, 300) for v in speeds]
+    assert sorted(few_cells(cells)) == sorted(cells)
+    for every in (2, 3):
+        chosen = few_cells(cells, every)
+        assert len(chosen) == -(-len(cells) // every)
+        for kind in range(3):
+            counts = Counter(cell[kind] for cell in chosen)
+            assert set(counts) == {cell[kind] for cell in cells}
+            assert max(counts.values()) <= 2 * min(counts.values())
 
 
 def test_only_gaussian_noise_is_told():
