@@ -6,14 +6,20 @@ A card is a Markdown file. What stands between two markers is replaced:
     <!-- /results -->
 
 `rows` and `columns` name fields of records or entries of their `condition`; everything else selects records, several
-values joined by `|` (`system=ar|pad`). With `columns=metric` each metric is a column. `digits=2` sets the decimals. A
-plot draws one line per row over the columns, `<!-- results: plot rows=system columns=link_snr_db metric=bler
-file=bler.png -->`, `log=true` with a logarithmic axis.
+values joined by `|` (`system=ar|pad`), which are then shown in this order; a pattern such as `system=llm*` selects too.
+With `columns=metric` each metric is a column, with `columns=metric,split` each pair of both. `digits=2` sets the
+decimals, `digits=nmse:4|latency:1` those of each metric. A plot draws one line per row over the columns, `<!-- results:
+plot rows=system columns=link_snr_db metric=bler file=bler.png -->`, `log=true` with a logarithmic axis; with
+`panels=duplex` there is a panel for each value. Intervals (`low`, `high`) are shaded where records have no deviation.
+
+Records of others' published figures stand in `published.json` beside `results.json`: they have a `source` in place of a
+command.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import re
 import shlex
@@ -26,7 +32,10 @@ from chanlab.errors import ChanlabError, UsageError
 from chanlab.records import Record, load_records, lookup
 
 BLOCK = re.compile(r"(<!-- results: *(?P<what>[^>]*?) *-->\n)(?P<old>.*?)(<!-- /results -->)", re.DOTALL)
-_OPTIONS = ("rows", "columns", "digits", "file", "log")
+_OPTIONS = ("rows", "columns", "digits", "file", "log", "panels")
+_AXES = {"horizon": "steps ahead", "speed": "speed [m/s]", "snr_db": "SNR [dB]"}
+"""What axes of plots are called."""
+_MARKERS = "ovsDP^X*<>hp"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,13 +66,13 @@ def render(text: str, card: Path, write: bool = True) -> str:
 
     Args:
         text: Markdown.
-        card: Its path: `results.json` and plots stand beside it.
+        card: Its path: `results.json`, `published.json` and plots stand beside it.
         write: Write plots.
 
     Raises:
         UsageError: If a marker can't be understood, or no record fits it.
     """
-    records = load_records(card.parent / "results.json")
+    records = [r for name in ("results.json", "published.json") for r in load_records(card.parent / name)]
 
     def block(match: re.Match[str]) -> str:
         kind, *words = shlex.split(match["what"])
@@ -73,7 +82,7 @@ def render(text: str, card: Path, write: bool = True) -> str:
             raise UsageError(f"{card}: '{match['what']}' must be table or plot, with rows= and columns=.")
         chosen = [r for r in records if _fits(r, {k: v for k, v in options.items() if k not in _OPTIONS})]
         if not chosen:
-            raise UsageError(f"{card}: no record of {card.parent / 'results.json'} fits '{match['what']}'.")
+            raise UsageError(f"{card}: no record beside it fits '{match['what']}'.")
         body = _table(chosen, options) if kind == "table" else _plot(chosen, options, card, write)
         return f"{match[1]}{body}\n\n{_origin(chosen)}\n{match[4]}"
 
@@ -81,21 +90,20 @@ def render(text: str, card: Path, write: bool = True) -> str:
 
 
 def _table(records: Sequence[Record], options: dict[str, str]) -> str:
-    rows, columns = (_values(records, options[name]) for name in ("rows", "columns"))
-    digits = int(options.get("digits", 1))
+    rows, columns = (_values(records, options[name], options) for name in ("rows", "columns"))
     head = [options["rows"], *(_heading(records, options["columns"], c) for c in columns)]
     lines = [head, ["---", *["---:"] * len(columns)]]
     for row in rows:
         cells = []
         for column in columns:
             found = [
-                r for r in records if lookup(r, options["rows"]) == row and lookup(r, options["columns"]) == column
+                r for r in records if _lookup(r, options["rows"]) == row and _lookup(r, options["columns"]) == column
             ]
             if len(found) > 1:
                 raise UsageError(
                     f"{len(found)} records for {row}, {column}: narrow the marker ({found[0]['condition']})."
                 )
-            cells.append(_cell(found[0], digits) if found else "–")
+            cells.append(_cell(found[0], _digits(found[0], options.get("digits", "1"))) if found else "–")
         lines.append([str(row), *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -103,41 +111,63 @@ def _table(records: Sequence[Record], options: dict[str, str]) -> str:
 def _plot(records: Sequence[Record], options: dict[str, str], card: Path, write: bool) -> str:
     from matplotlib.ticker import MaxNLocator
 
-    from chanlab.cli.demo.figures import STYLES
     from chanlab.cli.figures import new_figure, save, tidy
 
     name = options.get("file") or f"{records[0]['metric']}.png"
+    over = _AXES.get(options["columns"], options["columns"])
     alternative = f"{records[0]['metric']} over {options['columns']}"
     if write:
-        figure = new_figure(7, 4)
-        axes = figure.subplots()
-        for row in _values(records, options["rows"]):
-            points = sorted(
-                (float(x), float(r["value"]), float(r["deviation"] or 0))
-                for r in records
-                if lookup(r, options["rows"]) == row
-                and isinstance(x := lookup(r, options["columns"]), int | float)
-                and r["value"] is not None
-            )
-            if points:
-                label, color, line, marker = STYLES.get(str(row), (str(row), None, "-", "."))
-                x, y, spread = zip(*points, strict=True)
-                axes.errorbar(x, y, spread, label=label, color=color, ls=line, marker=marker, capsize=2)
+        panels = _values(records, options["panels"], options) if "panels" in options else [None]
+        figure = new_figure(7 if len(panels) == 1 else 4.4 * len(panels) + 1.6, 4)
         unit = records[0]["unit"]
-        tidy(axes, "", options["columns"], f"{records[0]['metric']} [{unit}]" if unit else str(records[0]["metric"]))
-        if all(isinstance(lookup(r, options["columns"]), int) for r in records):
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if options.get("log") == "true":
-            axes.set_yscale("log")
-        axes.legend(fontsize=8, frameon=False)
+        rows = _values(records, options["rows"], options)
+        for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+            shown = records if panel is None else [r for r in records if lookup(r, options["panels"]) == panel]
+            for i, row in enumerate(rows):
+                _line(axes, [r for r in shown if lookup(r, options["rows"]) == row], options["columns"], str(row), i)
+            tidy(axes, "" if panel is None else str(panel), over, "")
+            if all(isinstance(lookup(r, options["columns"]), int) for r in shown):
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            if options.get("log") == "true":
+                axes.set_yscale("log")
+        axes = figure.axes[0]
+        axes.set_ylabel(f"{records[0]['metric']} [{unit}]" if unit else str(records[0]["metric"]), fontsize=9)
+        if len(panels) == 1:
+            axes.legend(fontsize=8, frameon=False)
+        else:
+            lines = {t: h for a in figure.axes for h, t in zip(*a.get_legend_handles_labels(), strict=True)}
+            figure.legend(lines.values(), lines.keys(), fontsize=8, frameon=False, loc="outside right center")
         save(figure, card.parent / name)
     return f"![{alternative}]({name})"
 
 
+def _line(axes: Any, records: Sequence[Record], over: str, row: str, number: int) -> None:
+    """A row's line, with deviations as bars or intervals as a shade."""
+    from matplotlib import colormaps
+
+    from chanlab.cli.demo.figures import STYLES
+
+    points = sorted(
+        (float(x), float(r["value"]), float(r.get("deviation") or 0), r.get("low"), r.get("high"))
+        for r in records
+        if isinstance(x := lookup(r, over), int | float) and r["value"] is not None
+    )
+    if not points:
+        return
+    own = (row, colormaps["tab20"](2 * number % 20 + number // 10 % 2), "-", _MARKERS[number % len(_MARKERS)])
+    label, color, style, marker = STYLES.get(row, own)
+    x, y, spread, low, high = zip(*points, strict=True)
+    bars = axes.errorbar(x, y, spread, label=label, color=color, ls=style, marker=marker, ms=4, capsize=2)
+    if not any(spread) and None not in low + high:
+        axes.fill_between(x, low, high, color=bars[0].get_color(), alpha=0.12, linewidth=0)
+
+
 def _origin(records: Sequence[Record]) -> str:
     """Where the figures come from, one line per way in which they were measured."""
-    seen = dict.fromkeys((r.get("command"), r.get("hardware"), r.get("commit"), r.get("date")) for r in records)
-    lines = []
+    sources = dict.fromkeys(r["source"] for r in records if r.get("source"))
+    lines = [f"<sub>{source}</sub>" for source in sources]
+    measured = [r for r in records if not r.get("source")]
+    seen = dict.fromkeys((r.get("command"), r.get("hardware"), r.get("commit"), r.get("date")) for r in measured)
     for command, hardware, commit, date in seen:
         where = ", ".join(str(part) for part in (hardware, f"commit {commit}" if commit else "", date) if part)
         lines.append(f"<sub>`{command}` ({where})</sub>")
@@ -145,10 +175,15 @@ def _origin(records: Sequence[Record]) -> str:
 
 
 def _fits(item: Record, want: dict[str, str]) -> bool:
-    for name, text in want.items():
-        if str(lookup(item, name)) not in text.split("|") and lookup(item, name) not in map(_parse, text.split("|")):
-            return False
-    return True
+    return all(_place(lookup(item, name), text) is not None for name, text in want.items())
+
+
+def _place(value: Any, text: str) -> int | None:
+    """Where a value stands among those that a marker asks for."""
+    for i, asked in enumerate(text.split("|")):
+        if str(value) == asked or value == _parse(asked) or ("*" in asked and fnmatch.fnmatch(str(value), asked)):
+            return i
+    return None
 
 
 def _parse(text: str) -> Any:
@@ -158,23 +193,52 @@ def _parse(text: str) -> Any:
         return text
 
 
-def _values(records: Sequence[Record], name: str) -> list[Any]:
-    """Distinct values of a field: numbers ascending, then words as they come."""
-    found = list(dict.fromkeys(lookup(r, name) for r in records))
-    numbers = sorted(v for v in found if isinstance(v, int | float))
-    return [*numbers, *(v for v in found if v is not None and not isinstance(v, int | float))]
+def _lookup(item: Record, names: str) -> Any:
+    """A field's value; of several fields a tuple."""
+    values = tuple(lookup(item, name) for name in names.split(","))
+    return values if len(values) > 1 else values[0]
 
 
-def _heading(records: Sequence[Record], name: str, value: Any) -> str:
-    if name != "metric":
-        return f"{name} {value:g}" if isinstance(value, int | float) else str(value)
-    unit = next(r["unit"] for r in records if r["metric"] == value)
-    return f"{value} [{unit}]" if unit else str(value)
+def _values(records: Sequence[Record], names: str, options: dict[str, str]) -> list[Any]:
+    """Distinct values of a field, or of several: as the marker lists them; else numbers ascending, words as met."""
+    found = [v for v in dict.fromkeys(_lookup(r, names) for r in records) if v is not None]
+    several = names.split(",")
+
+    def places(value: Any) -> tuple[float, ...]:
+        order: list[float] = []
+        for name, part in zip(several, value if len(several) > 1 else (value,), strict=True):
+            listed = _place(part, options[name]) if "|" in options.get(name, "") else None
+            number = isinstance(part, int | float)
+            order += [listed or 0, not number, part if number else 0]
+        return tuple(order)
+
+    return sorted(found, key=places)
+
+
+def _heading(records: Sequence[Record], names: str, value: Any) -> str:
+    several = names.split(",")
+    parts = []
+    for name, part in zip(several, value if len(several) > 1 else (value,), strict=True):
+        if part not in (None, ""):
+            parts.append(f"{name} {part:g}" if isinstance(part, int | float) and name != "metric" else str(part))
+    unit = ""
+    if "metric" in several:
+        unit = next(r["unit"] for r in records if _lookup(r, names) == value)
+    return f"{', '.join(parts)} [{unit}]" if unit else ", ".join(parts)
+
+
+def _digits(item: Record, text: str) -> int:
+    """Decimals of a record's figure."""
+    if ":" not in text:
+        return int(text)
+    return int(dict(part.split(":") for part in text.split("|")).get(item["metric"], 1))
 
 
 def _cell(item: Record, digits: int) -> str:
     if item["value"] is None:
         return "–"
+    if not item["unit"] and abs(item["value"]) >= 1e5:
+        return f"{item['value'] / 1e6:.{digits}f} M"
     shown = f"{item['value']:.{digits}f}"
     return f"{shown} ± {item['deviation']:.{digits}f}" if item.get("deviation") is not None else shown
 

@@ -53,6 +53,60 @@ def test_plot_is_drawn_beside_the_card(card):
     assert (card.parent / "nmse.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_panels_and_intervals(card):
+    made = [
+        record(
+            system=system,
+            condition={"duplex": duplex, "speed": speed},
+            metric="nmse",
+            value=speed / 100,
+            low=speed / 200,
+            high=speed / 50,
+            command="",
+        )
+        for system in ("a", "b")
+        for duplex in ("tdd", "fdd")
+        for speed in (1.0, 30.0)
+    ]
+    save_records(card.parent / "results.json", made)
+    marker = (
+        "<!-- results: plot rows=system columns=speed panels=duplex metric=nmse duplex=tdd|fdd system=a|b log=true -->"
+    )
+    render(f"{marker}\n<!-- /results -->", card)
+    png = (card.parent / "nmse.png").read_bytes()
+    assert int.from_bytes(png[16:20]) > 1.2 * int.from_bytes(png[20:24])  # side by side
+    render(f"{marker.replace(' panels=duplex', '').replace('|fdd', '')}\n<!-- /results -->", card)
+    assert (card.parent / "nmse.png").read_bytes() != png
+
+
+def test_figures_of_several_kinds_beside_published_ones(card):
+    """A column per metric, set and band; rows in the order asked for; the source in place of a command."""
+    ours = [
+        record(system="ours", split=split, condition={"duplex": duplex}, metric="nmse", value=0.1, command="measure")
+        for split in ("regular", "other")
+        for duplex in ("fdd", "tdd")
+    ]
+    ours += [
+        record(system="ours", metric="parameters", value=5_591_350, command="measure"),
+        record(system="ours", metric="latency", value=2.345, unit="ms", condition={"mode": "eager"}, command="measure"),
+        record(system="our_other", metric="parameters", value=12, command="measure"),
+    ]
+    save_records(card.parent / "results.json", ours)
+    published = {"system": "theirs", "split": "regular", "metric": "nmse", "unit": "", "source": "arXiv 1, table 2"}
+    save_records(card.parent / "published.json", [{**published, "condition": {"duplex": "tdd"}, "value": 0.2}])
+    marker = (
+        "<!-- results: table rows=system columns=metric,split,duplex metric=parameters|latency|nmse split=|regular "
+        "duplex=None|tdd|fdd system=theirs|our* digits=nmse:3|latency:2|parameters:1 -->\n<!-- /results -->"
+    )
+    lines = render(marker, card).splitlines()
+    assert lines[1] == "| system | parameters | latency [ms] | nmse, regular, tdd | nmse, regular, fdd |"
+    assert lines[3] == "| theirs | – | – | 0.200 | – |"
+    assert lines[4] == "| ours | 5.6 M | 2.35 | 0.100 | 0.100 |"
+    assert lines[5].startswith("| our_other | 12.0 |")
+    assert "<sub>arXiv 1, table 2</sub>" in lines[7]
+    assert "`measure`" in lines[8]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
