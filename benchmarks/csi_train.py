@@ -21,6 +21,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -326,7 +327,7 @@ class Trainer:
             tick = time.perf_counter()
             factor = warmup_cosine(int(progress * 10_000), 10_000, module.warmup)
             for group in optimizer.param_groups:
-                group["lr"] = module.lr * factor
+                group["lr"] = (args.lr or module.lr) * factor
             loss = self.backward(module, batch)
             done.steps += 1
             done.windows += len(batch.history)
@@ -462,6 +463,10 @@ class Trainer:
             )
             stream.cells = stream.cells[:: args.every]
             stream.max_blocks = len(stream.cells)
+            speeds = [cell.speed for cell in stream.cells]
+            lone = sorted(v for v in set(speeds) if speeds.count(v) * samples < 2)
+            if lone:
+                raise UsageError(f"{cells} has one realisation at {lone[0]:g} m/s, no interval: raise --samples.")
             self.streams[cells, duplex] = stream
         return self.streams[cells, duplex]
 
@@ -519,6 +524,10 @@ class Shelf:
         """Records of all finished runs, joined over their seeds."""
         return over_seeds([r for known in self.all() for r in known["records"]])
 
+    def curves(self) -> list[dict[str, Any]]:
+        """Every run that has a curve to draw."""
+        return [known for known in self.all() if len(known["trained"]["curve"]) > 1]
+
     def plot(self) -> Path:
         """Draws learning curves: training loss thin, NMSE of the validation set thick; a colour for each system."""
         from matplotlib import colormaps
@@ -526,7 +535,7 @@ class Shelf:
 
         from chanlab.cli.figures import new_figure, tidy
 
-        runs = [known for known in self.all() if len(known["trained"]["curve"]) > 1]
+        runs = self.curves()
         if not runs:
             raise UsageError(f"there is no learning curve in {self.out}: train first.")
         systems = list(dict.fromkeys(known["run"]["system"] for known in runs))
@@ -557,7 +566,7 @@ class Shelf:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What figures depend on, besides the run."""
-    names = "minutes windows antennas batch floor precision bits sets samples every val_samples test_seed block_size"
+    names = "minutes windows antennas batch lr floor precision bits sets samples every val_samples test_seed block_size"
     return {name: getattr(args, name) for name in names.split()}
 
 
@@ -678,7 +687,8 @@ def gflop(module: CSIPredictionModule, floor: float) -> float:
         *(torch.full((1,), 0.1) for _ in range(5)),
     )
     counter = FlopCounterMode(display=False)
-    with counter, torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):  # whose LSTM isn't counted
+    with warnings.catch_warnings(), counter, torch.backends.mkldnn.flags(enabled=False):  # whose LSTM isn't counted
+        warnings.simplefilter("ignore")
         objective(module, batch, floor).backward()  # type: ignore[no-untyped-call]
     module.zero_grad(set_to_none=True)
     return counter.get_total_flops() * 32 / antennas / 1e9
@@ -702,6 +712,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--total-minutes", type=float, default=float("inf"), help="of the whole command")
     parser.add_argument("--antennas", type=int, help="of each window, where antennas are series of their own")
     parser.add_argument("--batch", type=int, help="windows per step (default: as many antennas as in the recipe's)")
+    parser.add_argument("--lr", type=float, help="highest learning rate (default: the recipe's)")
     parser.add_argument(
         "--floor", type=float, default=0.01, help="added to powers in the loss (default: 0.01; published: 0)"
     )
@@ -722,13 +733,13 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("out/csi_train"))
     parser.add_argument("--check", action="store_true", help=f"{CHECK_STEPS} steps of everything: how fast is it?")
-    parser.add_argument("--plot", action="store_true", help="only draw the learning curves that are in --out")
+    parser.add_argument("--plot", action="store_true", help="only draw curves and join records of what is in --out")
     args = parser.parse_args(given)
     if args.minutes and args.windows:
         raise UsageError("--minutes and --windows are two budgets: give one.")
     if not args.windows:
         args.minutes = 0.4 if args.minutes is None else args.minutes
-    positive = ("minutes", "windows", "antennas", "batch", "points", "val_samples", "every", "block_size")
+    positive = ("minutes", "windows", "antennas", "batch", "lr", "points", "val_samples", "every", "block_size")
     for name in positive:
         if getattr(args, name) is not None and getattr(args, name) <= 0:
             raise UsageError(f"--{name.replace('_', '-')} must be above 0.")
@@ -746,12 +757,16 @@ def main(given: list[str] | None = None) -> None:
     args = arguments(given)
     shelf = Shelf(args)
     if args.plot:
+        save_records(args.out / "results.json", shelf.records(), replace=True)
         print(shelf.plot())
         return
     args.out.mkdir(parents=True, exist_ok=True)
     if args.device.startswith("cuda"):
         torch.backends.cudnn.benchmark = True
     trainer = Trainer(args, start)
+    for duplex in args.duplex:
+        for cells, samples in zip(args.sets, args.samples, strict=True):
+            trainer.test_stream(cells, duplex, samples)
     if args.check:
         check(trainer, [Run(s, d, args.seeds[0]) for d in args.duplex for s in args.systems])
         return
@@ -761,7 +776,7 @@ def main(given: list[str] | None = None) -> None:
         if not perform(trainer, shelf, run):
             print(f"--total-minutes is over: {len(runs) - i} of {len(runs)} runs are left; give the command again.")
             break
-    if shelf.all():
+    if shelf.curves():
         shelf.plot()
     rows = [
         [
