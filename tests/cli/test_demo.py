@@ -43,7 +43,7 @@ def done(tiny):
 
 def test_results_hold_every_system(done):
     records = load_records(done / "results.json")
-    assert {r["system"] for r in records} == {"perfect CSI", "no prediction", "ar", "pad", "gru"}
+    assert {r["system"] for r in records} == {"perfect CSI", "no prediction", "ar", "pad", "ray_pursuit", "gru"}
     assert {r["metric"] for r in records} >= {"nmse_pooled", "sgcs", "spectral_efficiency", "bler"}
     for item in records:
         assert item["data"] == "two_ray"
@@ -129,7 +129,7 @@ def test_a_recipe_with_weights_is_judged_as_it_is_fine_tuned_and_from_scratch(tu
     records = load_records(tuning[1] / "results.json")
     overall = {r["system"]: r["value"] for r in select(records, metric="nmse_pooled", horizon="all")}
     names = {f"GRU {how}" for how in ("zero-shot", "fine-tuned", "from scratch")}
-    assert set(overall) == {"no prediction", "ar", "pad", *names}
+    assert set(overall) == {"no prediction", "ar", "pad", "ray_pursuit", *names}
     assert overall["GRU fine-tuned"] == overall["GRU zero-shot"]
     assert overall["GRU from scratch"] != overall["GRU zero-shot"]
     assert {r["system"] for r in select(records, metric="bler")} >= names

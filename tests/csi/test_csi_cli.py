@@ -202,8 +202,14 @@ def test_a_recipe_may_name_weights_to_start_from(config, tmp_path, capsys):
     assert not kept()
     (tmp_path / "models/csi").mkdir(parents=True)
     (tmp_path / "gru.safetensors").rename(tmp_path / "models/csi/moved.safetensors")
-    run("fit", "--config", path, "--weights", "csi/moved.safetensors", "--model.lr", 0)
-    assert kept()
+    for name in ("csi/moved.safetensors", "moved.safetensors"):
+        run("fit", "--config", path, "--weights", name, "--model.lr", 0)
+        assert kept()
+    capsys.readouterr()
+    run("test", "--config", path, "--weights", "null", "--ckpt_path", "moved.safetensors")
+    assert capsys.readouterr().out == as_checkpoint
+    assert main(["test", "--config", str(path), "--ckpt_path", "gone.safetensors"]) == 2
+    assert "There are no weights gone.safetensors" in capsys.readouterr().err
     assert main(["fit", "--config", str(path)]) == 2
     assert "There are no weights gru.safetensors" in capsys.readouterr().err
 
@@ -242,7 +248,9 @@ def test_mistakes_cost_a_line_and_exit_code_2(config, tmp_path, capsys):
         assert "Traceback" not in error
 
 
-@pytest.mark.parametrize("name", ["no_prediction", "ar", "pad", "gru", "transformer"])
+@pytest.mark.parametrize(
+    "name", ["no_prediction", "ar", "pad", "ray_pursuit", "gru", "transformer", "learned_wiener_street"]
+)
 def test_recipes_are_found_by_name_and_parse(name, monkeypatch, tmp_path, capsys):
     assert main(["fit", "--config", name, "--print_config"]) == 0
     shown = yaml.safe_load(capsys.readouterr().out)

@@ -17,6 +17,7 @@ STYLES = {
     "no prediction": ("no prediction", "#7A7A7A", "-", "s"),
     "ar": ("AR", "#E69F00", "-", "v"),
     "pad": ("PAD", "#56B4E9", "-", "^"),
+    "ray_pursuit": ("ray pursuit", "#8B5A2B", "-", "X"),
     "gru": ("GRU", "#CC79A7", "-", "D"),
     "transformer": ("Transformer", "#009E73", "-", "P"),
     "llm": ("LLM", "#D55E00", "-", "o"),
@@ -63,7 +64,7 @@ def channel_figure(store: Store, sample: int) -> Figure:
 
 def nmse_figure(records: Sequence[Record], snr_db: float) -> Figure:
     """NMSE over horizon, one line per system, shaded by bootstrap intervals."""
-    figure = figures.new_figure(7.4, 4.2)
+    figure = figures.new_figure(9.2, 4.2)
     axes = figure.subplots()
     items = [r for r in select(records, metric="nmse_pooled", snr_db=snr_db) if isinstance(lookup(r, "horizon"), int)]
     for system in _systems(items):
@@ -75,7 +76,7 @@ def nmse_figure(records: Sequence[Record], snr_db: float) -> Figure:
         axes.fill_between(ahead, low, high, color=color, alpha=0.13, linewidth=0)
     axes.set_xticks(sorted({lookup(r, "ahead_ms") for r in items}))
     figures.tidy(axes, "", "time ahead of the last snapshot [ms]", "NMSE, pooled [dB]")
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(fontsize=8, frameon=False, loc="outside right center")
     return figure
 
 
@@ -97,7 +98,7 @@ def learning_figure(records: Sequence[Record]) -> Figure:
 
 def link_figure(records: Sequence[Record], step: int) -> Figure:
     """Spectral efficiency and coded BLER over SNR at one step of the horizon, by what feeds the precoder."""
-    figure = figures.new_figure(9.6, 4.2)
+    figure = figures.new_figure(9.6, 4.6)
     rate, errors = figure.subplots(1, 2)
     _curves(
         rate, select(records, metric="spectral_efficiency", horizon=step), "spectral efficiency [bit/s/Hz per user]"
@@ -106,6 +107,7 @@ def link_figure(records: Sequence[Record], step: int) -> Figure:
     errors.set_yscale("log")
     errors.yaxis.set_major_formatter("{x:g}")
     errors.yaxis.set_minor_formatter("")
+    figure.legend(*rate.get_legend_handles_labels(), fontsize=8, frameon=False, ncols=4, loc="outside lower center")
     return figure
 
 
@@ -117,8 +119,6 @@ def _curves(axes: Axes, items: Sequence[Record], ylabel: str) -> None:
         value = [r["value"] if r["value"] > 0 else np.nan for r in mine]  # no errors seen: below what can be drawn
         axes.plot(snr, value, line, marker=marker, color=color, label=name, linewidth=1.8, ms=4.5)
     figures.tidy(axes, "", "SNR of the link [dB]", ylabel)
-    if items:
-        axes.legend(fontsize=8, frameon=False)
 
 
 def _systems(items: Sequence[Record]) -> list[str]:

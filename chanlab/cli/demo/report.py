@@ -95,7 +95,7 @@ def answer(records: Sequence[Record], snr_db: float) -> str:
     learned = trained_system(list(overall))
     if learned is None:
         return ""
-    others = [s for s in ("no prediction", "ar", "pad") if s in overall]
+    others = [s for s in ("no prediction", "ar", "pad", "ray_pursuit") if s in overall]
     others += [s for s in overall if s.startswith(_network(learned)) and s != learned]
     parts = [f"{_gain(overall[other] - overall[learned])} than {_short(other)}" for other in others]
     return f"Over all horizons {_named(learned)} reaches an NMSE of {overall[learned]:.1f} dB: {', '.join(parts)}."

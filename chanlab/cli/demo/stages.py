@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from chanlab.data.views import CSIView
     from chanlab.link import CSIEnsemble
 
-CLASSICAL = ("ar", "pad")
+CLASSICAL = ("ar", "pad", "ray_pursuit")
 """Recipes of models/ that need no training; `no prediction` and `perfect CSI` need no recipe."""
 
 
