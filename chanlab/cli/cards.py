@@ -6,11 +6,12 @@ A card is a Markdown file. What stands between two markers is replaced:
     <!-- /results -->
 
 `rows` and `columns` name fields of records or entries of their `condition`; everything else selects records, several
-values joined by `|` (`system=ar|pad`), which are then shown in this order; a pattern such as `system=llm*` selects too.
-With `columns=metric` each metric is a column, with `columns=metric,split` each pair of both. `digits=2` sets the
-decimals, `digits=nmse:4|latency:1` those of each metric. A plot draws one line per row over the columns, `<!-- results:
-plot rows=system columns=link_snr_db metric=bler file=bler.png -->`, `log=true` with a logarithmic axis; with
-`panels=duplex` there is a panel for each value. Intervals (`low`, `high`) are shaded where records have no deviation.
+values joined by `|` (`system=ar|pad`), which are then shown in this order; patterns select too: `system=llm*`, and
+`speed=*` whatever has a speed. With `columns=metric` each metric is a column, with `columns=metric,split` each pair of
+both. `digits=2` sets the decimals, `digits=nmse:4|latency:1` those of each metric. A plot draws one line per row over
+the columns, `<!-- results: plot rows=system columns=link_snr_db metric=bler file=bler.png -->`, `log=true` with a
+logarithmic axis; with `panels=duplex` there is a panel for each value. Intervals (`low`, `high`) are shaded where
+records have no deviation.
 
 Records of others' published figures stand in `published.json` beside `results.json`: they have a `source` in place of a
 command.
@@ -33,8 +34,15 @@ from chanlab.records import Record, load_records, lookup
 
 BLOCK = re.compile(r"(<!-- results: *(?P<what>[^>]*?) *-->\n)(?P<old>.*?)(<!-- /results -->)", re.DOTALL)
 _OPTIONS = ("rows", "columns", "digits", "file", "log", "panels")
-_AXES = {"horizon": "steps ahead", "speed": "speed [m/s]", "snr_db": "SNR [dB]"}
-"""What axes of plots are called."""
+_NAMES = {
+    "horizon": "steps ahead",
+    "speed": "speed [m/s]",
+    "snr_db": "SNR [dB]",
+    "nmse": "NMSE per antenna",
+    "tdd": "TDD",
+    "fdd": "FDD",
+}
+"""What plots call fields, metrics and panels."""
 _MARKERS = "ovsDP^X*<>hp"
 
 
@@ -114,7 +122,7 @@ def _plot(records: Sequence[Record], options: dict[str, str], card: Path, write:
     from chanlab.cli.figures import new_figure, save, tidy
 
     name = options.get("file") or f"{records[0]['metric']}.png"
-    over = _AXES.get(options["columns"], options["columns"])
+    over = _NAMES.get(options["columns"], options["columns"])
     alternative = f"{records[0]['metric']} over {options['columns']}"
     if write:
         panels = _values(records, options["panels"], options) if "panels" in options else [None]
@@ -125,13 +133,14 @@ def _plot(records: Sequence[Record], options: dict[str, str], card: Path, write:
             shown = records if panel is None else [r for r in records if lookup(r, options["panels"]) == panel]
             for i, row in enumerate(rows):
                 _line(axes, [r for r in shown if lookup(r, options["rows"]) == row], options["columns"], str(row), i)
-            tidy(axes, "" if panel is None else str(panel), over, "")
+            tidy(axes, "" if panel is None else _NAMES.get(panel, str(panel)), over, "")
             if all(isinstance(lookup(r, options["columns"]), int) for r in shown):
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if options.get("log") == "true":
                 axes.set_yscale("log")
         axes = figure.axes[0]
-        axes.set_ylabel(f"{records[0]['metric']} [{unit}]" if unit else str(records[0]["metric"]), fontsize=9)
+        metric = _NAMES.get(records[0]["metric"], str(records[0]["metric"]))
+        axes.set_ylabel(f"{metric} [{unit}]" if unit else metric, fontsize=9)
         if len(panels) == 1:
             axes.legend(fontsize=8, frameon=False)
         else:
@@ -181,7 +190,8 @@ def _fits(item: Record, want: dict[str, str]) -> bool:
 def _place(value: Any, text: str) -> int | None:
     """Where a value stands among those that a marker asks for."""
     for i, asked in enumerate(text.split("|")):
-        if str(value) == asked or value == _parse(asked) or ("*" in asked and fnmatch.fnmatch(str(value), asked)):
+        pattern = "*" in asked and value is not None
+        if str(value) == asked or value == _parse(asked) or (pattern and fnmatch.fnmatch(str(value), asked)):
             return i
     return None
 

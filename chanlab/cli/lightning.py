@@ -136,13 +136,17 @@ def find_weights(name: str | os.PathLike[str]) -> Path:
     """The file of weights that a recipe names.
 
     Args:
-        name: A path, or one below a folder of model recipes: `csi/learned_wiener.safetensors`.
+        name: A path, or one below a folder of model recipes, its folders left out or not:
+            `csi/learned_wiener.safetensors`, `learned_wiener.safetensors`.
 
     Raises:
         UsageError: There is none.
     """
     places = [Path(name), *(folder / name for folder in recipe_folders("models"))]
-    for path in places:
+    below: list[Path] = []
+    if len(Path(name).parts) == 1:
+        below = [path for folder in recipe_folders("models") for path in sorted(folder.glob(f"*/{name}"))]
+    for path in [*places, *below]:
         if path.is_file():
             return path
     raise UsageError(
@@ -173,6 +177,8 @@ def _checkpoint(config: Any, subcommand: str) -> str | None:
     if wanted is None:
         return None
     if wanted not in ("best", "last"):
+        if str(wanted).endswith(".safetensors"):
+            return str(find_weights(wanted))
         if not Path(wanted).is_file():
             raise UsageError(f"There is no checkpoint {wanted}")
         return str(wanted)
