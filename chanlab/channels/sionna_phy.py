@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -16,20 +17,24 @@ from chanlab.errors import UsageError
 _PATTERNS = {"iso": "omni", "tr38901": "38.901"}
 
 
-def tr38901() -> ModuleType:
-    """`sionna.phy.channel.tr38901`, imported on first use.
+def phy(name: str = "") -> ModuleType:
+    """`sionna.phy`, or a module below it (`mimo`, `channel.tr38901`), imported on first use.
 
     Importing `sionna.phy` seeds PyTorch's default generators afresh (Sionna 2.2): here they are as they were before.
     """
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
-        from sionna.phy.channel import tr38901 as module
+        return importlib.import_module(f"sionna.phy.{name}" if name else "sionna.phy")
     finally:
         torch.set_rng_state(cpu)
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
-    return module  # type: ignore[no-any-return]
+
+
+def tr38901() -> ModuleType:
+    """`sionna.phy.channel.tr38901`; see `phy`."""
+    return phy("channel.tr38901")
 
 
 def device_name(device: torch.device | str) -> str:

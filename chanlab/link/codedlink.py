@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from chanlab.channels.sionna_phy import phy
 from chanlab.errors import UsageError
 from chanlab.link.decoding import block_errors, is_lost, iteration_stages
 
@@ -163,13 +164,10 @@ class CodedLink:
 
     def _build(self, subcarrier_spacing: float) -> None:
         import numpy as np
-        from sionna.phy.fec.ldpc import LDPC5GDecoder, LDPC5GEncoder
-        from sionna.phy.mapping import Demapper, Mapper
-        from sionna.phy.mimo import StreamManagement
-        from sionna.phy.ofdm import LMMSEEqualizer, LSChannelEstimator, ResourceGrid, ResourceGridMapper
 
+        ldpc, mapping, mimo, ofdm = (phy(name) for name in ("fec.ldpc", "mapping", "mimo", "ofdm"))
         where = {"precision": "single", "device": self.device}
-        grid = ResourceGrid(
+        grid = ofdm.ResourceGrid(
             self.num_symbols,
             self.num_subcarriers,
             subcarrier_spacing,
@@ -177,21 +175,19 @@ class CodedLink:
             pilot_pattern=self._pilot_pattern() if self.pilot_symbols else None,
             **where,
         )
-        streams = StreamManagement(np.ones([self.num_users, 1]), self.num_users)
-        self._encoder = LDPC5GEncoder(self.k, self.n, num_bits_per_symbol=self.bits_per_symbol, **where)
-        self._decoder = LDPC5GDecoder(self._encoder, num_iter=self.num_iterations, return_state=True, **where)
-        self._mapper = Mapper("qam", self.bits_per_symbol, **where)
-        self._demapper = Demapper("app", "qam", self.bits_per_symbol, **where)
-        self._grid_mapper = ResourceGridMapper(grid, **where)
-        self._equaliser = LMMSEEqualizer(grid, streams, **where)
+        streams = mimo.StreamManagement(np.ones([self.num_users, 1]), self.num_users)
+        self._encoder = ldpc.LDPC5GEncoder(self.k, self.n, num_bits_per_symbol=self.bits_per_symbol, **where)
+        self._decoder = ldpc.LDPC5GDecoder(self._encoder, num_iter=self.num_iterations, return_state=True, **where)
+        self._mapper = mapping.Mapper("qam", self.bits_per_symbol, **where)
+        self._demapper = mapping.Demapper("app", "qam", self.bits_per_symbol, **where)
+        self._grid_mapper = ofdm.ResourceGridMapper(grid, **where)
+        self._equaliser = ofdm.LMMSEEqualizer(grid, streams, **where)
         self._estimator = (
-            LSChannelEstimator(grid, interpolation_type="lin_time_avg", **where) if self.receiver == "ls" else None
+            ofdm.LSChannelEstimator(grid, interpolation_type="lin_time_avg", **where) if self.receiver == "ls" else None
         )
 
-    def _pilot_pattern(self) -> object:
+    def _pilot_pattern(self) -> Any:
         """QPSK pilots, user j on subcarriers j, j + K, ...; the others silent there."""
-        from sionna.phy.ofdm import PilotPattern
-
         shape = (1, self.num_users, self.num_symbols, self.num_subcarriers)
         mask = torch.zeros(shape, dtype=torch.int32)
         mask[:, :, list(self.pilot_symbols)] = 1
@@ -203,7 +199,8 @@ class CodedLink:
         pilots = torch.polar(torch.tensor(math.sqrt(self.num_users)), math.pi / 4 + math.pi / 2 * quadrant)
         turn = torch.arange(self.num_subcarriers) % self.num_users == torch.arange(self.num_users)[:, None]
         pilots = pilots * turn[:, None]
-        return PilotPattern(mask, pilots.reshape(1, self.num_users, -1), precision="single", device=self.device)
+        pilots = pilots.reshape(1, self.num_users, -1)
+        return phy("ofdm").PilotPattern(mask, pilots, precision="single", device=self.device)
 
     @property
     def rate(self) -> float:

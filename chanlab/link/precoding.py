@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from chanlab.channels.sionna_phy import phy
 from chanlab.errors import UsageError
 
 PrecoderName = Literal["mrt", "rzf", "zf"]
@@ -59,8 +60,6 @@ def regularised_zero_forcing(csi: Tensor, regularisation: Tensor | float, granul
         UsageError: If the shape, the granularity or a value can't be, or zero forcing meets channels that are
             linearly dependent.
     """
-    from sionna.phy.mimo import rzf_precoding_matrix
-
     alpha = torch.as_tensor(regularisation, dtype=torch.float64, device=csi.device)
     if bool((alpha < 0).any()):
         raise UsageError("regularisation must not be negative.")
@@ -68,7 +67,7 @@ def regularised_zero_forcing(csi: Tensor, regularisation: Tensor | float, granul
         raise UsageError("a regularisation per subcarrier needs granularity=1.")
     h = _bundle(_check(csi), granularity).movedim((-4, -3), (-2, -1))
     # in float64: at high SNR the matrix to invert is as ill-conditioned as the users are alike
-    w = rzf_precoding_matrix(h, alpha.expand(h.shape[:-2]), precision="double").to(h.dtype)
+    w = phy("mimo").rzf_precoding_matrix(h, alpha.expand(h.shape[:-2]), precision="double").to(h.dtype)
     if not bool(torch.isfinite(torch.view_as_real(w)).all()):
         raise UsageError(
             "zero forcing can't separate users whose channels are linearly dependent: give a regularisation > 0 "

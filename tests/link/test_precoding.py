@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -87,3 +89,19 @@ def test_what_cannot_be_is_said():
         mrt(rayleigh(1, 2, 4, 1, 3) * math.nan)
     with pytest.raises(UsageError, match="unknown"):
         precode("mmse", rayleigh(1, 2, 4, 1, 3), 0.1)  # type: ignore[arg-type]
+
+
+def test_first_import_of_sionna_leaves_random_state_alone():
+    code = """
+import sys, torch
+from chanlab.link import CodedLink
+from chanlab.link.precoding import regularised_zero_forcing
+assert "sionna.phy" not in sys.modules
+torch.manual_seed(3)
+before = torch.get_rng_state()
+regularised_zero_forcing(torch.eye(2, dtype=torch.complex64).view(2, 2, 1, 1), 0.1)
+assert torch.equal(torch.get_rng_state(), before)
+CodedLink(num_users=1, num_subcarriers=48)
+assert torch.equal(torch.get_rng_state(), before)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
