@@ -9,6 +9,7 @@ base station: `csi4cast` does the same, `csi4cast_sionna2` doesn't.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal, NamedTuple
@@ -162,9 +163,13 @@ class Protocol:
 
     def cell(self, number: int) -> Cell:
         """The cell with this number."""
-        return list(self._numbers)[number]
+        return self._ordered[number]
 
-    @property
+    @functools.cached_property
+    def _ordered(self) -> tuple[Cell, ...]:
+        return tuple(self._numbers)
+
+    @functools.cached_property
     def _numbers(self) -> dict[Cell, int]:
         # The regular cells come first, whatever other sets hold.
         return {cell: i for i, cell in enumerate(dict.fromkeys(c for cells in self.cells.values() for c in cells))}
