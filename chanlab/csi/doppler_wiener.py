@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from chanlab.csi.hermitian import solve_hermitian
 
 
 class Posterior(NamedTuple):
@@ -34,30 +37,32 @@ def doppler_posterior(spectrum: Tensor, noise: Tensor, history: Tensor, ahead: T
         history: Complex `[..., series, time]`.
         ahead: Instants asked for, in snapshots after the last one, any real numbers, `[horizon]`.
     """
-    num_lines, steps = spectrum.shape[-1], history.shape[-1]
-    line = torch.arange(num_lines, device=spectrum.device, dtype=torch.float64) / num_lines
-    line = torch.where(line < 0.5, line, line - 1.0)
+    num_lines, steps, horizon = spectrum.shape[-1], history.shape[-1], len(ahead)
+    line = _lines(num_lines, spectrum.device)
     past = torch.arange(1 - steps, 1, device=spectrum.device, dtype=torch.float64)
     power = spectrum.double()
 
     def correlation(values: Tensor, lags: Tensor) -> Tensor:
         """E[x(t + lag) x*(t)], complex128 `[..., *lags.shape]`."""
         phase = 2 * math.pi * line[:, None] * lags.flatten()
-        found = torch.complex(values @ phase.cos(), values @ phase.sin())
-        return found.reshape(*found.shape[:-1], *lags.shape)
+        turns = torch.stack([phase.cos(), phase.sin()], -1).flatten(1)
+        return torch.view_as_complex((values @ turns).unflatten(-1, (*lags.shape, 2)))  # type: ignore[no-untyped-call]
 
     total = power.sum(-2)
-    lags = correlation(total, torch.arange(steps, device=spectrum.device, dtype=torch.float64))
-    index = (past[:, None] - past).long()
-    covariance = torch.where(index >= 0, lags[..., index.abs()], lags[..., index.abs()].conj())
-    covariance = covariance + torch.diag_embed(noise.double().expand(*total.shape[:-1], steps)).to(covariance)
-    factor = torch.linalg.cholesky_ex(covariance)[0]
-    cross = correlation(power, ahead.double()[:, None] - past)  # [..., component, horizon, time]
-    summed = cross.sum(-3)
-    sides = torch.cat([history.to(covariance).mT, summed.mH], -1)
-    solved = torch.cholesky_solve(sides, factor)
-    series = history.shape[-2]
-    mean = (cross @ solved[..., None, :, :series]).mT
-    explained = (summed * solved[..., series:].mT).sum(-1).real
+    covariance = correlation(total, past[:, None] - past)
+    loading = torch.diag_embed(noise.double().expand(*total.shape[:-1], steps))
+    cross = correlation(power, past[:, None] - ahead.double())  # [..., component, time, horizon]
+    sides = cross.movedim(-3, -2).flatten(-2)  # [..., time, component * horizon]
+    weights = solve_hermitian(covariance + loading, sides)
+    mean = weights.to(torch.complex64).mH @ history.to(torch.complex64).mT  # [..., component * horizon, series]
+    pairs = weights.unflatten(-1, (-1, horizon)).sum(-2), cross.sum(-3)  # type: ignore[no-untyped-call]
+    explained = (pairs[0].real * pairs[1].real + pairs[0].imag * pairs[1].imag).sum(-2)
     variance = (total.sum(-1, keepdim=True) - explained).clamp_min(0.0)
-    return Posterior(mean.to(torch.complex64), variance.float())
+    return Posterior(mean.unflatten(-2, (-1, horizon)).mT, variance.float())  # type: ignore[no-untyped-call]
+
+
+@functools.lru_cache(maxsize=16)
+def _lines(count: int, device: torch.device) -> Tensor:
+    """Doppler shifts of spectral lines, cycles per snapshot."""
+    line = torch.arange(count, dtype=torch.float64) / count
+    return torch.where(line < 0.5, line, line - 1.0).to(device)
