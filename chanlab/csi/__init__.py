@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chanlab.csi.transformer import Transformer
     from chanlab.csi.weights import load_weights, save_weights, trained_state
     from chanlab.csi.wifo import WiFo
-    from chanlab.csi.writer import PredictionWriter
+    from chanlab.csi.writer import PredictionWriter, WeightsWriter
 
 _HOMES = {
     "AR": "ar",
@@ -62,6 +62,7 @@ _HOMES = {
     "SOFTS": "softs",
     "Transformer": "transformer",
     "VectorKalman": "kalman",
+    "WeightsWriter": "writer",
     "WiFo": "wifo",
     "evaluate_protocol": "protocol_evaluation",
     "few_cells": "protocol_evaluation",
@@ -99,6 +100,7 @@ __all__ = [
     "RayClass",
     "Transformer",
     "VectorKalman",
+    "WeightsWriter",
     "WiFo",
     "evaluate_protocol",
     "few_cells",

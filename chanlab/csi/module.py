@@ -39,7 +39,11 @@ class CSIPredictionModule(LightningModule):
         warmup: Fraction of the steps over which the learning rate rises.
         phase_augmentation: Turns each training window by a random common phase: a channel's common phase carries
             nothing, and a network should learn so. Predictors that are linear in the history don't notice.
+        compile: Compiles those parts of the predictor that are marked `compilable` with `torch.compile` for training:
+            half a minute at the start, then faster on a GPU.
     """
+
+    skipped: Tensor
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class CSIPredictionModule(LightningModule):
         weight_decay: float = 1e-2,
         warmup: float = 0.05,
         phase_augmentation: bool = True,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         # From the command line the hyperparameters are plain configuration, the predictor's included; from Python the
@@ -64,6 +69,8 @@ class CSIPredictionModule(LightningModule):
         self.weight_decay = weight_decay
         self.warmup = warmup
         self.phase_augmentation = phase_augmentation
+        self.compiled = compile
+        self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
         self.metrics = nn.ModuleDict({f"{split}_metrics": _metrics(split) for split in ("val", "test")})
         self.test_steps = NMSEByStep(self.horizons, reduction="per_sample")
 
@@ -81,6 +88,12 @@ class CSIPredictionModule(LightningModule):
         if stage == "fit" and not is_trainable(self.predictor):
             name = type(self.predictor).__name__
             raise UsageError(f"{name} has nothing to train: evaluate it with `chanlab test --config ...`")
+        if stage == "fit" and self.compiled:
+            parts = [part for part in self.predictor.modules() if getattr(part, "compilable", False)]
+            if not parts:
+                raise UsageError(f"{type(self.predictor).__name__} has no parts to compile: set compile to false")
+            for part in parts:
+                part.compile()
 
     def training_step(self, batch: CSIBatch, batch_idx: int) -> Tensor:
         """NMSE of one batch, or the predictor's own `training_loss`."""
@@ -132,6 +145,15 @@ class CSIPredictionModule(LightningModule):
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.lr * factor
         self.log("lr", self.lr * factor)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Drops gradients that aren't finite, and counts such steps: one bad batch must not end a run."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        finite = nn.utils.get_total_norm(gradients).isfinite()
+        for gradient in gradients:
+            gradient.copy_(torch.where(finite, gradient, 0.0))
+        self.skipped += ~finite
+        self.log("train/skipped", self.skipped.float())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over the trainable parameters."""

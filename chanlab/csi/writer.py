@@ -1,10 +1,10 @@
-"""Predictions beside their targets, in HDF5."""
+"""What a run leaves behind: predictions beside their targets in HDF5, and weights as small files."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 from lightning.pytorch import LightningModule, Trainer
@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 import chanlab
-from chanlab.errors import ChanlabError
+from chanlab.csi.weights import save_weights
+from chanlab.errors import ChanlabError, UsageError
 
 FORMAT = "chanlab predictions"
 SCHEMA_VERSION = 1
@@ -91,3 +92,38 @@ class PredictionWriter(Callback):
     @property
     def _partial(self) -> Path:
         return self._final.with_name(f".{self._final.name}.partial")
+
+
+class WeightsWriter(Callback):
+    """Writes the predictor's weights as `save_weights` does, after each validation and when training ends.
+
+    `chanlab test --ckpt_path weights.safetensors` reads them, as `chanlab fit` does to start from them. The file is
+    replaced whole: what stands under its name is always complete.
+
+    Args:
+        path: The file; `weights.safetensors` in the trainer's `default_root_dir` when not given.
+        bits: See `save_weights`.
+
+    Raises:
+        UsageError: Unknown `bits`.
+    """
+
+    def __init__(self, path: str | None = None, bits: int = 8) -> None:
+        if bits not in (6, 8, 16, 32):
+            raise UsageError(f"bits must be 6, 8, 16 or 32, not {bits!r}")
+        self.path = path
+        self.bits: Literal[6, 8, 16, 32] = bits  # type: ignore[assignment]
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes them, unless it is the check before training or no training at all."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._write(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes them."""
+        self._write(trainer, pl_module)
+
+    def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            path = self.path or os.path.join(trainer.default_root_dir, "weights.safetensors")
+            save_weights(getattr(pl_module, "predictor", pl_module), path, self.bits)

@@ -12,7 +12,16 @@ from small_predictors import OnBackbone
 from torch import nn
 from torch.utils.data import DataLoader
 
-from chanlab.csi import AR, GRU, CSIPredictionModule, NoPrediction, PredictionWriter, load_predictor
+from chanlab.csi import (
+    AR,
+    GRU,
+    CSIPredictionModule,
+    NoPrediction,
+    PredictionWriter,
+    WeightsWriter,
+    load_predictor,
+    load_weights,
+)
 from chanlab.csi.module import _phase, nmse_loss, warmup_cosine
 from chanlab.data.windows import CSIBatch
 from chanlab.errors import ChanlabError, UsageError
@@ -212,3 +221,42 @@ def test_phases_depend_on_sample_window_and_epoch_alone():
     assert phase.mean().abs() < 0.02  # spread over the circle
     assert torch.equal(_phase(ids.flip(0), torch.zeros_like(ids), 3).flip(0), phase)
     assert not torch.allclose(_phase(ids, torch.zeros_like(ids), 4), phase, atol=0.1)
+
+
+def test_gradients_that_are_not_finite_are_dropped_and_counted(tmp_path):
+    class Breaks(nn.Module):
+        horizons = 4
+
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(()))
+            self.calls = 0
+
+        def forward(self, history, noise_variance=None):
+            return history[..., -1:, :].expand(-1, -1, -1, 4, -1) * self.factor
+
+        def training_loss(self, history, target, noise_variance=None):
+            self.calls += 1
+            return self.factor * (math.nan if self.calls == 2 else 1.0)
+
+    module = CSIPredictionModule(Breaks(), lr=0.1)
+    trainer(tmp_path, max_steps=4).fit(module, datamodule=Windows())
+    assert module.predictor.factor.isfinite()
+    assert module.predictor.factor < 1
+    assert module.skipped == 1
+
+
+def test_only_marked_parts_are_compiled():
+    with pytest.raises(UsageError, match="no parts to compile"):
+        CSIPredictionModule(GRU(K, H, hidden=4), compile=True).setup("fit")
+
+
+def test_weights_are_written_after_validation_and_load_again(tmp_path):
+    module = CSIPredictionModule(GRU(K, H, hidden=4))
+    writer = WeightsWriter(bits=32)
+    trainer(tmp_path, max_epochs=1, callbacks=[writer]).fit(module, datamodule=Windows())
+    other = GRU(K, H, hidden=4)
+    load_weights(other, tmp_path / "weights.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), module.predictor.parameters(), strict=True))
+    with pytest.raises(UsageError, match="6, 8, 16 or 32"):
+        WeightsWriter(bits=7)
