@@ -14,13 +14,15 @@ class AxialBlock(nn.Module):
         heads: Heads of each attention.
     """
 
-    def __init__(self, dim: int, heads: int = 8) -> None:
+    compilable = True
+
+    def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__()
         self.along_taps = _Attention(dim, heads)
         self.along_beams = _Attention(dim, heads)
         self.norm = nn.LayerNorm(dim)
-        self.up = nn.Linear(dim, 4 * dim)
-        self.down = nn.Linear(4 * dim, dim)
+        self.up = nn.Linear(dim, 3 * dim)
+        self.down = nn.Linear(3 * dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as its input, `[batch, column, row, tap, dim]`."""

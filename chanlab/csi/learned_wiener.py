@@ -12,26 +12,38 @@ from torch.nn import functional
 
 from chanlab.csi.axial import AxialBlock
 from chanlab.csi.beam_cleaning import BeamCleaning
-from chanlab.csi.beam_taps import NUM_FEATURES, NUM_LINES, beam_directions, features, snapshot_noise, square
+from chanlab.csi.beam_taps import (
+    NUM_FEATURES,
+    NUM_LINES,
+    beam_directions,
+    coherence_features,
+    pick_taps,
+    snapshot_noise,
+    spectral_features,
+    square,
+    strongest_taps,
+)
 from chanlab.csi.doppler_wiener import doppler_posterior
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
+from chanlab.csi.lomax import Distribution
 from chanlab.csi.predictor import check_history, normalise
+from chanlab.csi.tap_language import TapLanguage
+from chanlab.csi.window_augmentation import augment_windows
 from chanlab.errors import UsageError
 
 NUM_SHIFTS = 5  # taps that a predicted tap contributes to: itself and two on either side
 STEPS = 4  # horizon steps at which the network learnt variances; between and beyond them they are interpolated and held
 
 
-class Distribution(NamedTuple):
-    """A prediction with its uncertainty.
+class _Seen(NamedTuple):
+    """What the network sees of a window, and what it makes of it."""
 
-    Attributes:
-        mean: Complex `[batch, rx_ant, tx_ant, horizon, subcarrier]`.
-        variance: Variance of the complex error of each entry, real, same shape.
-    """
-
-    mean: Tensor
-    variance: Tensor
+    strong: Tensor  # numbers of the strongest taps, [batch, strong]
+    weak: Tensor  # of the others
+    cleaned: Tensor  # the strongest taps, complex [batch, series, column, row, strong, time]
+    periodogram: Tensor  # of the strongest, [batch, column, row, strong, line]
+    hidden: Tensor  # [batch, column, row, strong, dim]
+    rest: Tensor  # the others, complex [batch, series, column, row, weak, time]
 
 
 class _Band(NamedTuple):
@@ -39,22 +51,24 @@ class _Band(NamedTuple):
 
     number: int
     mean: Tensor  # [batch, series, horizon, column, row, tap]
-    variance: Tensor  # of its error, [batch, column, row, tap, horizon]
-    process_variance: Tensor  # as the Gaussian process has it, same shape
+    variance: Tensor  # of its error, averaged over beams, [batch, tap, horizon]
+    process_variance: Tensor  # as the Gaussian process has it, same shape, taps in any order
 
 
 class LearnedWiener(nn.Module):
     """Wiener prediction in the beam-delay domain, with Doppler spectra that a network reads from the history.
 
-    The history goes to beams (a DFT over the array) and delay taps (`localised_taps`). What the network sees of each
-    (beam, tap) are its periodogram, its power over the noise and its coherence with neighbouring beams and taps: no
-    common phase, no scale. Attention along taps and along beams turns that into the Doppler spectra of a few components
-    per (beam, tap), as corrections of the periodogram. The prediction is the mean of a Gaussian process with these
-    spectra (`doppler_posterior`), so that the network never handles the channel itself: it is a linear filter whose
-    weights depend on the history's second moments, exact in phase and scale, for any number of snapshots and at any
-    instant ahead that the snapshot rate resolves. Before the filter each tap's beams are cleaned by their coherence;
-    after it complex weights spread each tap over its neighbours, in the history's band and, for FDD, in the other band.
-    Last, each antenna and step is shrunk by a learned factor: means of per-antenna ratios ask for that.
+    The history goes to beams (a DFT over the array) and delay taps (`localised_taps`), of which the network sees
+    the strongest. What it sees of each (beam, tap) are its periodogram, its power over the noise and its coherence
+    with neighbouring beams and taps: no common phase, no scale. Attention along taps and along beams turns that
+    into the Doppler spectra of a few components per (beam, tap), as corrections of the periodogram. The prediction
+    is the mean of a Gaussian process with these spectra (`doppler_posterior`), so that the network never handles
+    the channel itself: it is a linear filter whose weights depend on the history's second moments, exact in phase
+    and scale, for any number of snapshots and at any instant ahead that the snapshot rate resolves. Before the
+    filter each tap's beams are cleaned by their coherence; after it complex weights spread each tap over its
+    neighbours, in the history's band and, for FDD, in the other band. The weak taps share one spectrum in each
+    beam, that of the strong ones. Last, each antenna and step is shrunk by a learned factor: means of per-antenna
+    ratios ask for that.
 
     Polarizations and receive antennas are series that share a spectrum: any number of them will do, as any array, any
     number of subcarriers and any history of two snapshots or more, by the same weights.
@@ -67,6 +81,13 @@ class LearnedWiener(nn.Module):
         dim: Width of the network.
         layers: Blocks of attention.
         components: Doppler spectra per beam and tap.
+        strong_taps: Delay taps that the network sees, the strongest of each window. In each beam the others share the
+            Doppler spectrum of all of these.
+        backbone: Language model that reads along the taps halfway through the blocks, if `backbone_layers` says so; see
+            `TapLanguage`. None: a transformer of as many trained parameters in its place.
+        backbone_layers: Layers of it; 0: neither.
+        pretrained: False: the language model starts from random weights.
+        augmentation: Probability of each change that training makes to a window; see `augment_windows`.
     """
 
     def __init__(
@@ -76,12 +97,19 @@ class LearnedWiener(nn.Module):
         duplex: Literal["tdd", "fdd", "both"] = "tdd",
         fdd_offset: float = 1.5,
         dim: int = 256,
-        layers: int = 4,
+        layers: int = 5,
         components: int = 2,
+        strong_taps: int = 24,
+        backbone: str | None = None,
+        backbone_layers: int = 0,
+        pretrained: bool = True,
+        augmentation: float = 0.0,
     ) -> None:
         super().__init__()
-        if horizons < 1 or components < 1 or layers < 1:
-            raise UsageError("horizons, components and layers must be at least 1")
+        if min(horizons, components, layers, strong_taps) < 1 or backbone_layers < 0:
+            raise UsageError("horizons, components, layers and strong_taps are at least 1, backbone_layers at least 0")
+        if not 0.0 <= augmentation < 1.0:
+            raise UsageError(f"augmentation is a probability below 1, not {augmentation}")
         if len(tx_shape) != 3 or min(tx_shape) < 1:
             raise UsageError(f"tx_shape is [polarizations, columns, rows], not {list(tx_shape)}")
         if duplex not in ("tdd", "fdd", "both"):
@@ -91,21 +119,31 @@ class LearnedWiener(nn.Module):
         self.duplex = duplex
         self.fdd_offset = fdd_offset
         self.components = components
+        self.strong_taps = min(strong_taps, NUM_TAPS)
+        self.augmentation = augmentation
         self.embed = nn.Linear(NUM_FEATURES, dim)
         self.tap = nn.Parameter(0.02 * torch.randn(NUM_TAPS, dim))
         self.beam = nn.Linear(16, dim)
-        self.blocks = nn.ModuleList(AxialBlock(dim) for _ in range(layers))
+        blocks: list[nn.Module] = [AxialBlock(dim) for _ in range(layers)]
+        if backbone_layers:
+            blocks.insert((layers + 1) // 2, TapLanguage(dim, backbone, backbone_layers, pretrained))
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(dim)
         self.cleaning = BeamCleaning(dim)
         self.spectrum = nn.Linear(dim, components * NUM_LINES)
+        self.whiteness = nn.Linear(dim, 1)
         self.spread = nn.Linear(dim, 2 * components * NUM_SHIFTS * 2)
         self.deviation = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 2 * STEPS))
-        self.shrink = nn.ModuleList(_shrinkage() for _ in range(2))
+        self.rest = nn.Parameter(torch.tensor([1.0, 0.0]))
+        self.rest_deviation = nn.Parameter(torch.zeros(2, STEPS))
+        self.shrink = nn.ModuleList(_per_antenna(1, [4.0]) for _ in range(2))
+        self.trust = nn.ModuleList(_per_antenna(2, [0.0, 1.0]) for _ in range(2))
         with torch.no_grad():
-            for layer in (self.spectrum, self.spread, self.deviation[2]):
+            for layer in (self.spectrum, self.whiteness, self.spread, self.deviation[2]):
                 layer.weight.mul_(0.1)  # type: ignore[operator]
                 layer.bias.zero_()  # type: ignore[operator]
             self.spectrum.bias.view(components, NUM_LINES).add_(0.3 * torch.randn(components, NUM_LINES))
+            self.whiteness.bias.fill_(math.log(1e-3))
             self.spread.bias.view(2, components, NUM_SHIFTS, 2)[0, :, NUM_SHIFTS // 2, 0] = 1.0
 
     def forward(self, history: Tensor, noise_variance: Tensor | None = None, ahead: Tensor | None = None) -> Tensor:
@@ -137,7 +175,7 @@ class LearnedWiener(nn.Module):
                 f"The history has {num_tx} transmit ports, but tx_shape {list(self.tx_shape)} says "
                 f"{math.prod(self.tx_shape)}: set tx_shape to [polarizations, columns, rows] of the array"
             )
-        taps = localised_taps(num_subcarriers).to(history.device)
+        taps = localised_taps(num_subcarriers, device=history.device)
         delay = (history.to(torch.complex64) @ taps.conj()).mT
         grid = delay.reshape(batch, num_rx * self.tx_shape[0], *self.tx_shape[1:], NUM_TAPS, steps)
         return torch.fft.fft2(grid.flip(3), dim=(2, 3), norm="ortho")  # type: ignore[no-any-return]
@@ -157,51 +195,90 @@ class LearnedWiener(nn.Module):
         else:
             level = (noise_variance.to(scale) / scale**2).clamp_min(1e-6)  # logarithms follow
             noise = level[:, None].expand(-1, taps.shape[-1])
-        place = self.tap + self.beam(beam_directions(*taps.shape[2:4]).to(self.tap))[:, :, None]
-        taps = self.cleaning(taps, features(taps, level)[0], place, level)
-        seen, periodogram = features(taps, level)
-        hidden = self.embed(seen) + place
-        for block in self.blocks:
-            hidden = block(hidden)
-        hidden = self.norm(hidden).float()
+        with torch.no_grad():
+            strong, weak = strongest_taps(taps, self.strong_taps)
+            chosen, next_taps, second_taps = (pick_taps(taps, strong + k) for k in range(3))
+            coherences = coherence_features(chosen, next_taps, second_taps, level)
+        read = self._read(chosen, coherences, strong, level)
+        seen = _Seen(strong, weak, *read, pick_taps(taps, weak))
         with torch.autocast(taps.device.type, enabled=False):
-            bands = self._bands(taps, hidden, periodogram, noise, level, ahead)
+            bands = self._bands(seen, noise, level, ahead)
             parts = [self._to_ports(band, num_subcarriers, scale, level, ahead) for band in bands]
         return Distribution(*(torch.cat(part, -1) for part in zip(*parts, strict=True)))
 
-    def _bands(
-        self, taps: Tensor, hidden: Tensor, periodogram: Tensor, noise: Tensor, level: Tensor, ahead: Tensor
-    ) -> list[_Band]:
+    def _read(self, taps: Tensor, coherences: Tensor, strong: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The strongest taps cleaned, their periodogram, and what the network makes of them."""
+        beams = self.beam(beam_directions(taps.shape[2], taps.shape[3], taps.device))
+        place = self.tap[strong][:, None, None] + beams[:, :, None]
+        spectral, _ = spectral_features(taps, level)
+        taps = self.cleaning(taps, torch.cat([spectral, coherences], -1), place, level)
+        spectral, periodogram = spectral_features(taps, level)
+        hidden = self.embed(torch.cat([spectral, coherences], -1)) + place
+        for block in self.blocks:
+            hidden = block(hidden)
+        return taps, periodogram, self.norm(hidden).float()
+
+    def _bands(self, seen: _Seen, noise: Tensor, level: Tensor, ahead: Tensor) -> list[_Band]:
         """What is predicted of beams and taps in each band asked for."""
-        floor = level[:, None, None, None, None]
-        base = torch.log(torch.maximum(periodogram - floor, 0.02 * periodogram) + 1e-3 * floor + 1e-9)
+        hidden, floor = seen.hidden, level[:, None, None, None, None]
+        base = torch.maximum(seen.periodogram - floor, 0.02 * seen.periodogram) + 1e-3 * floor + 1e-9
         corrections = self.spectrum(hidden).unflatten(-1, (self.components, NUM_LINES)).clamp(-15.0, 15.0)
-        spectrum = torch.exp(corrections + base[..., None, :]) / NUM_LINES
+        spectrum = torch.exp(corrections + torch.log(base)[..., None, :]) / NUM_LINES
         power = spectrum.sum((-2, -1))
-        loading = noise[:, None, None, None] + (1e-5 + 3e-4 * power.detach())[..., None]
-        posterior = doppler_posterior(spectrum, loading, taps.movedim(1, -2), ahead)
+        white = torch.exp(self.whiteness(hidden)[..., 0].clamp(-14.0, 0.0)) * power.detach() + 1e-5
+        loading = noise[:, None, None, None] + white[..., None]
+        posterior = doppler_posterior(spectrum, loading, seen.cleaned.movedim(1, -2), ahead)
         mean = posterior.mean.permute(0, 5, 6, 4, 1, 2, 3)  # [batch, series, horizon, component, column, row, tap]
         weights = torch.view_as_complex(self.spread(hidden).unflatten(-1, (2, self.components, NUM_SHIFTS, 2)))
         variance = posterior.variance.clamp_min(1e-7)
         steps_seen = _at_steps(self.deviation(hidden.detach()).unflatten(-1, (2, STEPS)), ahead)
         prior = power.detach() + 1e-5 * level[:, None, None, None]
+        rest, rest_variance, rest_prior = self._rest(seen, spectrum.detach().sum((-3, -2)), noise, level, ahead)
+        order = torch.cat([seen.strong, seen.weak], 1).argsort(1)[..., None].expand(-1, -1, len(ahead))
         bands = []
         for band in {"tdd": (0,), "fdd": (1,), "both": (0, 1)}[self.duplex]:
             shares = weights[..., band, :, :].permute(0, 4, 5, 1, 2, 3)[:, None, None]
             spread = (shares * mean[..., None, :, :, :]).sum(3)  # [batch, series, horizon, shift, column, row, tap]
-            known = variance + 1e-2 * level[:, None, None, None, None] if band == 0 else prior[..., None]
-            log_variance = (torch.log(known) + steps_seen[..., band, :]).clamp_min(-14.0)
-            bands.append(_Band(band, _gather_shifts(spread), log_variance.exp(), variance))
+            whole = _to_places(spread, seen.strong)
+            whole = whole + self.rest[band] * _to_places(rest[:, :, :, None], seen.weak)
+            log_variance, rest_log_variance = (
+                torch.log((v + 1e-2 * floor if band == 0 else w).flatten(1, 2).mean(1)) + d[..., band, :]
+                for v, w, d in (
+                    (variance, prior[..., None], steps_seen.flatten(1, 2).mean(1)),
+                    (rest_variance, rest_prior, _at_steps(self.rest_deviation, ahead)),
+                )
+            )
+            both = torch.cat([log_variance, rest_log_variance], 1).clamp_min(-14.0).exp().gather(1, order)
+            process = torch.cat([variance, rest_variance], 3).mean((1, 2))
+            bands.append(_Band(band, whole, both, process))
         return bands
+
+    def _rest(
+        self, seen: _Seen, pooled: Tensor, noise: Tensor, level: Tensor, ahead: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Weak taps by the pooled spectrum of each beam: mean, variance and prior variance.
+
+        Shapes: `[batch, series, horizon, column, row, weak]`, `[batch, column, row, weak, horizon]`, that with 1 for
+        the horizon.
+        """
+        count = seen.weak.shape[1]
+        power = (square(seen.rest).mean((1, 4, 5)) - level[:, None, None]).clamp_min(1e-3 * level[:, None, None] + 1e-9)
+        spectrum = pooled / pooled.sum(-1, keepdim=True) * power[..., None]
+        loading = noise[:, None, None] + (1e-5 + 1e-2 * power)[..., None]
+        history = seen.rest.permute(0, 2, 3, 1, 4, 5).flatten(3, 4)
+        posterior = doppler_posterior(spectrum[..., None, :], loading, history, ahead)
+        mean = posterior.mean[:, :, :, 0].unflatten(3, (-1, count)).permute(0, 3, 5, 1, 2, 4)  # type: ignore[no-untyped-call]
+        variance = posterior.variance.clamp_min(1e-7)[:, :, :, None].expand(-1, -1, -1, count, -1)
+        return mean, variance, power[..., None, None].expand(-1, -1, -1, count, 1)
 
     def _to_ports(
         self, band: _Band, num_subcarriers: int, scale: Tensor, level: Tensor, ahead: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Ports and subcarriers of a band's beams and taps, shrunk, and the variance of each entry."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Ports and subcarriers of a band's beams and taps, shrunk; variance of each entry's error and its shape."""
         ports = torch.fft.ifft2(band.mean, dim=(3, 4), norm="ortho").flip(4)
         energy = square(ports)
         total = energy.sum(-1)
-        spread = band.process_variance.mean((1, 2))  # per antenna: [batch, tap, horizon]
+        spread = band.process_variance  # per antenna
         unknown = spread.sum(1)
         occupied = unknown**2 / (spread.square().sum(1) + 1e-12)
 
@@ -219,14 +296,18 @@ class LearnedWiener(nn.Module):
             (ahead.to(total) - 2.5)[None, None, :, None, None].expand_as(total),
             log_power,
         ]
-        factor = torch.sigmoid(self.shrink[band.number](torch.stack(seen, -1)))
-        taps = localised_taps(num_subcarriers, band.number * self.fdd_offset).to(ports.device)
+        known = torch.stack(seen, -1)
+        factor = torch.sigmoid(self.shrink[band.number](known))
+        taps = localised_taps(num_subcarriers, band.number * self.fdd_offset, ports.device)
         scaled = ports * factor * scale.view(-1, 1, 1, 1, 1, 1)
         mean = (scaled.movedim(2, 4) @ taps.mT).reshape(
             len(scaled), -1, math.prod(self.tx_shape), len(ahead), len(taps)
         )
-        entry = (band.variance.mean((1, 2)).mT * scale.view(-1, 1, 1).square()) @ square(taps).mT
-        return mean, entry[:, None, None].expand(mean.shape)
+        entry = (band.variance.mT * scale.view(-1, 1, 1).square()) @ square(taps).mT
+        trust = self.trust[band.number](known.detach()).movedim(2, 4).flatten(1, 3).unflatten(1, (len(mean[0]), -1))
+        variance = entry[:, None, None] * torch.exp(trust[..., :1].clamp(-8.0, 8.0))
+        shape = 1.1 + functional.softplus(trust[..., 1:])
+        return mean, variance, shape.expand(mean.shape)
 
     def training_loss(self, history: Tensor, target: Tensor, noise_variance: Tensor | None = None) -> Tensor:
         """What is minimised: the mean of error over power per antenna and step, plus a likelihood for the variances.
@@ -238,14 +319,18 @@ class LearnedWiener(nn.Module):
             target: Noiseless, as `forward` returns it.
             noise_variance: See `forward`.
         """
-        mean, variance = self.distribution(history, noise_variance)
+        if self.augmentation and noise_variance is not None:
+            offset = 0.0 if self.duplex == "tdd" else self.fdd_offset
+            history, target, noise_variance = augment_windows(
+                history, target, noise_variance, self.tx_shape, offset, self.augmentation
+            )
+        found = self.distribution(history, noise_variance)
         bands = 2 if self.duplex == "both" else 1
-        error = square(mean - target).unflatten(-1, (bands, -1))  # type: ignore[no-untyped-call]
+        error = square(found.mean - target).unflatten(-1, (bands, -1))  # type: ignore[no-untyped-call]
         power = square(target).unflatten(-1, (bands, -1)).sum(-1)  # type: ignore[no-untyped-call]
         ratio = error.sum(-1) / (power + 0.01 * power.mean((1, 2, 3), keepdim=True))
-        relative = power.mean((1, 2, 3)).mean(-1).view(-1, 1, 1, 1, 1) / target.shape[-1] * bands
-        likelihood = error.detach().flatten(-2) / variance + torch.log(variance / relative)
-        return bands * ratio.mean() + 0.05 * likelihood.mean()  # type: ignore[no-any-return]
+        surprise = -found._replace(mean=found.mean.detach()).log_likelihood(target).mean()
+        return bands * ratio.mean() + 0.05 * surprise  # type: ignore[no-any-return]
 
 
 class CachedPrediction:
@@ -279,20 +364,29 @@ class CachedPrediction:
         return self.predictor.predict_taps(self._taps, snapshot.shape[-1], noise_variance).mean
 
 
-def _shrinkage() -> nn.Sequential:
-    layers = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+def _per_antenna(outputs: int, start: Sequence[float]) -> nn.Sequential:
+    layers = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, outputs))
     with torch.no_grad():
         layers[4].weight.mul_(0.1)  # type: ignore[operator]
-        layers[4].bias.fill_(4.0)  # type: ignore[operator]
+        layers[4].bias.copy_(torch.tensor(start))  # type: ignore[operator]
     return layers
 
 
-def _gather_shifts(spread: Tensor) -> Tensor:
-    """Sums `[..., shift, column, row, tap]` over shifts, each moved by its number of taps, into `[..., tap]`."""
-    half, taps = NUM_SHIFTS // 2, spread.shape[-1]
-    padded = functional.pad(torch.view_as_real(spread), (0, 0, half, half))
-    moved = [padded[..., s, :, :, 2 * half - s : 2 * half - s + taps, :] for s in range(NUM_SHIFTS)]
-    return torch.view_as_complex(torch.stack(moved).sum(0))
+def _to_places(spread: Tensor, number: Tensor) -> Tensor:
+    """Sums `[batch, series, horizon, shift, column, row, tap]` over shifts, each moved by its number of taps.
+
+    Args:
+        spread: Complex; the middle one of the shifts stays where it is.
+        number: Which of the `NUM_TAPS` taps those on the last axis are, `[batch, tap]`.
+
+    Returns:
+        Complex `[batch, series, horizon, column, row, NUM_TAPS]`.
+    """
+    shifts = spread.shape[3]
+    moved = number[:, None] + torch.arange(shifts, device=number.device)[:, None] - shifts // 2  # [batch, shift, tap]
+    places = (moved[..., None] == torch.arange(NUM_TAPS, device=number.device)).flatten(1, 2).float()
+    parts = torch.view_as_real(spread.permute(0, 1, 2, 4, 5, 3, 6).flatten(5)).movedim(-1, 1)
+    return torch.complex(*(parts.flatten(2, 5) @ places[:, None]).unflatten(2, parts.shape[2:6]).unbind(1))  # type: ignore[no-untyped-call]
 
 
 def _at_steps(values: Tensor, ahead: Tensor) -> Tensor:

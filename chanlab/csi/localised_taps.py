@@ -16,7 +16,7 @@ _ORIGIN = -1.25  # frequency of a band's first subcarrier, in bandwidths, where 
 
 
 @functools.lru_cache(maxsize=16)
-def localised_taps(num_subcarriers: int, offset: float = 0.0) -> Tensor:
+def localised_taps(num_subcarriers: int, offset: float = 0.0, device: torch.device | str = "cpu") -> Tensor:
     """Delay taps of a band as functions over its subcarriers.
 
     The functions span what delays of `WINDOW` make of the band (the leading singular vectors of their phasors, as
@@ -28,6 +28,7 @@ def localised_taps(num_subcarriers: int, offset: float = 0.0) -> Tensor:
         num_subcarriers: Subcarriers F of the band.
         offset: Distance of the band from the one whose delays they share, in bandwidths: tap k of both stands for the
             same delay.
+        device: Where they are kept.
 
     Returns:
         Complex64 `[subcarrier, tap]`, a matrix U with U^H U = 1 (U U^H = 1 if F is smaller than the number of taps).
@@ -41,5 +42,5 @@ def localised_taps(num_subcarriers: int, offset: float = 0.0) -> Tensor:
     span = torch.linalg.svd(phasors(*WINDOW, 600), full_matrices=False)[0][:, :NUM_TAPS]
     inside = span @ (span.mH @ phasors(WINDOW[0] + _EDGE, WINDOW[1] - _EDGE, NUM_TAPS))
     left, _, right = torch.linalg.svd(inside, full_matrices=False)
-    taps: Tensor = (left @ right).to(torch.complex64)
+    taps: Tensor = (left @ right).to(device, torch.complex64)
     return taps
