@@ -270,6 +270,7 @@ class Trainer:
         self.args = args
         self.device = torch.device(args.device)
         self.deadline = start + 60 * args.total_minutes
+        self.block_size = args.block_size or (512 if self.device.type == "cuda" else 8)
         self.overhead = 0.0
         self.streams: dict[tuple[str, str], StreamedCSI] = {}
 
@@ -367,13 +368,12 @@ class Trainer:
     ) -> tuple[Batches, CSIBatch]:
         """Batches that fit into memory, the first of them drawn, and everything compiled for them."""
         args, predictor = self.args, module.predictor
-        block_size = args.block_size or (512 if self.device.type == "cuda" else 8)
         ports = 32
         like_recipe = int(recipe(run.system)["data"]["init_args"]["batch_size"]) * ports
         windows = args.batch or max(1, like_recipe // min(antennas or ports, ports))
         compiled.on()
         while True:
-            batches = Batches(run, windows, antennas, block_size, self.device)
+            batches = Batches(run, windows, antennas, self.block_size, self.device)
             batch = next(batches)
             try:
                 predictor.train()
@@ -411,6 +411,25 @@ class Trainer:
             f"validation NMSE {figure:.4f}",
             flush=True,
         )
+
+    def profile(self, run: Run, module: CSIPredictionModule, done: Trained) -> str:
+        """Where the time of a step goes: a table of what takes longest on the device."""
+        from torch.profiler import ProfilerActivity, profile
+
+        batch = next(Batches(run, done.batch, done.antennas, self.block_size, self.device))
+        compiled = Compiled(module.predictor, done.compiled)
+        compiled.on()
+        module.predictor.train()
+        self.backward(module, batch)
+        cuda = self.device.type == "cuda"
+        with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+            self.backward(module, batch)
+            self.synchronise()
+        compiled.off()
+        module.zero_grad(set_to_none=True)
+        by = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+        found: str = seen.key_averages().table(sort_by=by, row_limit=15, max_name_column_width=70)
+        return found
 
     @torch.no_grad()
     def nmse(self, predictor: nn.Module, held: CSIBatch) -> float:
@@ -650,6 +669,8 @@ def check(trainer: Trainer, runs: list[Run]) -> None:
         validation = (args.points + 1) * len(trainer.validation(run.duplex).history) / done.validation
         budget_minutes = args.minutes or args.windows / rate / 60
         minutes += done.warm_up / 60 + len(args.seeds) * (budget_minutes + (evaluation + validation) / 60)
+        if args.profile:
+            print(trainer.profile(run, module, done))
         loss = done.curve[-1]["loss"]
         rows.append(
             [
@@ -687,8 +708,8 @@ def gflop(module: CSIPredictionModule, floor: float) -> float:
         *(torch.full((1,), 0.1) for _ in range(5)),
     )
     counter = FlopCounterMode(display=False)
-    with warnings.catch_warnings(), counter, torch.backends.mkldnn.flags(enabled=False):  # whose LSTM isn't counted
-        warnings.simplefilter("ignore")
+    mkldnn = torch.backends.mkldnn.flags(enabled=False)  # whose LSTM isn't counted
+    with warnings.catch_warnings(action="ignore"), mkldnn, counter:
         objective(module, batch, floor).backward()  # type: ignore[no-untyped-call]
     module.zero_grad(set_to_none=True)
     return counter.get_total_flops() * 32 / antennas / 1e9
@@ -733,6 +754,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("out/csi_train"))
     parser.add_argument("--check", action="store_true", help=f"{CHECK_STEPS} steps of everything: how fast is it?")
+    parser.add_argument("--profile", action="store_true", help="with --check: where the time of a step goes")
     parser.add_argument("--plot", action="store_true", help="only draw curves and join records of what is in --out")
     args = parser.parse_args(given)
     if args.minutes and args.windows:
