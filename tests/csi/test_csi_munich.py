@@ -1,0 +1,89 @@
+"""benchmarks/csi_munich.py: what knowing rays gives, how orders are chosen, how ours is trained, what is written."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from chanlab.csi import AR, LearnedWiener
+from chanlab.data import CSIDataModule, CSIWindows
+from chanlab.metrics import nmse, to_db
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import csi_munich as benchmark
+
+
+@pytest.fixture
+def windows(tiny_store):
+    def make(split="test", snr_db=15.0, **more):
+        return CSIWindows(tiny_store, split, snr_db=snr_db, history=16, horizons=4, windows_per_sample=2, **more)
+
+    return make
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_rays_that_are_known_leave_little_to_predict(windows, joint):
+    some = windows(snr_db=5.0)
+    fetched, batch = next(benchmark.batches(some, 8, "cpu"))
+    reached = to_db(nmse(benchmark.known_rays(fetched, batch, some, joint), batch.target))
+    assert reached < -15  # ten dB below the noise
+    few = windows(snr_db=60.0)  # what is left without noise: Doppler shifts and delays that change along the window
+    fetched, batch = next(benchmark.batches(few, 8, "cpu"))
+    assert to_db(nmse(benchmark.known_rays(fetched, batch, few, joint), batch.target)) < -20
+
+
+def test_the_better_order_is_chosen_on_val(windows, monkeypatch):
+    candidates = {"ar": benchmark.grid(AR, order=(1, 8), ridge=(0.0,))}
+    monkeypatch.setattr(benchmark, "CANDIDATES", candidates)
+    val = windows("val", snr_db=40.0)
+    assert benchmark.choose(["ar"], val, 16, "cpu")["ar"].arguments == {"order": 8, "ridge": 0.0}
+
+
+def test_turned_windows_are_channels(windows):
+    view = windows().view
+    shape = (3, 1, view.tx_array.num_ports)
+    history = torch.ones(*shape, view.history, view.num_subcarriers, dtype=torch.complex64)
+    target = torch.ones(*shape, view.horizon, view.num_subcarriers, dtype=torch.complex64)
+    past, future = benchmark.turned(history, target, view, torch.Generator().manual_seed(2))
+    whole = torch.cat([past, future], 3)
+    torch.testing.assert_close(whole.abs(), torch.ones_like(whole.abs()))
+    for axis in (3, 4):  # the phase runs evenly, across the border of past and future too
+        rate = whole.narrow(axis, 1, whole.shape[axis] - 1) / whole.narrow(axis, 0, whole.shape[axis] - 1)
+        torch.testing.assert_close(rate, rate.narrow(axis, 0, 1).expand_as(rate), atol=1e-4, rtol=0)
+    assert (whole[0] - whole[1]).abs().max() > 0.1  # by other amounts in each window
+
+
+def test_training_lowers_the_loss(tiny_store):
+    data = CSIDataModule(tiny_store, batch_size=4, num_workers=0, history=16, horizons=4, windows_per_sample=1, seed=1)
+    torch.manual_seed(0)
+    view = data.view
+    array = view.tx_array
+    model = LearnedWiener(4, (array.num_polarizations, array.num_cols, array.num_rows), dim=16, layers=1)
+    told = benchmark.train(model, data, "cpu", 3e-3, steps=21)
+    assert told["steps"] == 21
+    assert len(told["losses"]) == 2
+    assert told["losses"][-1] < told["losses"][0]
+
+
+def test_what_is_written(tiny_store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(benchmark.CANDIDATES, "ar", benchmark.grid(AR, order=(2, 4)))
+    results = tmp_path / "results.json"
+    arguments = ["--store", str(tiny_store), "--systems", "no prediction", "ar", "--snr-db", "15", "--limits"]
+    assert benchmark.main([*arguments, "--results", str(results)]) == 0
+    assert "rays known" in capsys.readouterr().out
+    records = json.loads(results.read_text())
+    pooled = [r for r in records if r["metric"] == "nmse_pooled" and r["condition"]["horizon"] == 2]
+    assert {r["condition"]["ahead_ms"] for r in pooled} == {5.0}
+    value = {r["system"]: r["value"] for r in pooled}
+    assert set(value) == {"no prediction", "ar", *benchmark.LIMITS.values()}
+    assert value["rays known"] < value["ar"] < value["no prediction"]
+    assert all(r["low"] <= r["value"] <= r["high"] for r in records)
+    assert {r["metric"] for r in records} == {"nmse_per_antenna", "nmse_pooled", "nmse_per_sample", "nmse_median"}
+    assert next(r for r in pooled if r["system"] == "ar")["arguments"]["order"] in (2, 4)
+
+
+def test_a_view_without_a_step_5_ms_ahead(tiny_store, windows):
+    with pytest.raises(benchmark.UsageError, match="5 ms"):
+        benchmark.step_of(windows(interval=2e-3).view)
