@@ -126,14 +126,14 @@ def name(combination: int, unit: int) -> str:
 
 
 def picture(records: Sequence[dict[str, Any]], args: argparse.Namespace) -> Any:
-    """Bars of NMSE and SGCS for each report: the true future, and the predicted one."""
+    """Bars of NMSE and of what SGCS lacks to 1, for each report: the true future, and the predicted one."""
     from chanlab.cli.figures import COLORS, new_figure, tidy
 
-    values = {(r["system"], r["metric"]): r["value"] for r in records}
+    values = {(r["system"], r["metric"]): 1 - r["value"] if r["metric"] == "sgcs" else r["value"] for r in records}
     reports = [(c, u) for u in args.units for c in args.combinations]
     figure = new_figure(10, 3.8)
     for axes, (metric, label) in zip(
-        figure.subplots(1, 2), (("nmse", "NMSE per antenna and step"), ("sgcs", "SGCS")), strict=True
+        figure.subplots(1, 2), (("nmse", "NMSE per antenna and step"), ("sgcs", "1 - SGCS")), strict=True
     ):
         for shift, (kind, color) in enumerate((("true future", COLORS["val"]), ("PAD", COLORS["train"]))):
             heights = [values[f"{kind}, {name(*report)}", metric] for report in reports]
@@ -142,8 +142,6 @@ def picture(records: Sequence[dict[str, Any]], args: argparse.Namespace) -> Any:
         axes.axhline(values["PAD, no report", metric], color=COLORS["test"], linewidth=1.2, label="PAD, no report")
         axes.set_xticks(range(len(reports)), [f"{c}\n{u}" for c, u in reports], fontsize=7)
         tidy(axes, f"Release 18 reports, {args.snr_db:g} dB", "combination, and subcarriers of a unit", label)
-        if metric == "sgcs":
-            axes.set_ylim(0.8, 1.0)
     figure.legend(*axes.get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside lower center", ncols=3)
     return figure
 
