@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,18 @@ class Rays(NamedTuple):
     found: Tensor
 
 
+class Separation(NamedTuple):
+    """A window taken apart.
+
+    Attributes:
+        prediction: Of the rays, complex `[batch, rx_ant, tx_ant, horizon, subcarrier]`.
+        remainder: The history without the rays: noise, and what is not specular; of the history's shape.
+    """
+
+    prediction: Tensor
+    remainder: Tensor
+
+
 class RayPursuit(nn.Module):
     """Newtonised orthogonal matching pursuit of rays over the whole window, and their continuation.
 
@@ -62,6 +74,9 @@ class RayPursuit(nn.Module):
         refinements: Gauss-Newton steps at the end; one is made after each find.
         tx_shape: `(polarizations, columns, rows)` of the transmit array, ports in the order of
             `chanlab.channels.PlanarArray`; None: a line of ports.
+        duplex: Band predicted: `tdd`, the history's; `fdd`, another, by the rays' delays; `both`, one after the other
+            along subcarriers.
+        fdd_offset: Distance of the other band in bandwidths of the history's, a whole number of subcarriers.
     """
 
     def __init__(
@@ -72,6 +87,8 @@ class RayPursuit(nn.Module):
         decay: bool = True,
         refinements: int = 4,
         tx_shape: Sequence[int] | None = None,
+        duplex: Literal["tdd", "fdd", "both"] = "tdd",
+        fdd_offset: float = 1.5,
     ) -> None:
         super().__init__()
         if horizons < 1 or rays < 1 or refinements < 0:
@@ -80,14 +97,17 @@ class RayPursuit(nn.Module):
             raise UsageError(f"false_alarms must be above 0, not {false_alarms!r}")
         if tx_shape is not None and len(tx_shape) != 3:
             raise UsageError(f"tx_shape is [polarizations, columns, rows], not {list(tx_shape)}")
+        if duplex not in ("tdd", "fdd", "both"):
+            raise UsageError(f"duplex must be tdd, fdd or both, not {duplex!r}")
         self.horizons = horizons
         self.rays = rays
         self.false_alarms = false_alarms
         self.decay = decay
         self.refinements = refinements
         self.tx_shape = None if tx_shape is None else tuple(tx_shape)
+        self.duplex = duplex
+        self.fdd_offset = fdd_offset
 
-    @torch.no_grad()
     def forward(self, history: Tensor, noise_variance: Tensor | None = None, ahead: Tensor | None = None) -> Tensor:
         """Predicts complex `[batch, rx_ant, tx_ant, horizon, subcarrier]`; see `Predictor`.
 
@@ -99,6 +119,13 @@ class RayPursuit(nn.Module):
         Raises:
             UsageError: The transmit array has another number of ports.
         """
+        return self.separate(history, noise_variance, ahead).prediction
+
+    @torch.no_grad()
+    def separate(
+        self, history: Tensor, noise_variance: Tensor | None = None, ahead: Tensor | None = None
+    ) -> Separation:
+        """The rays' prediction and what they leave of the history, for another predictor; arguments as in `forward`."""
         check_history(history, min_time=2)
         if ahead is None:
             ahead = torch.arange(1, self.horizons + 1, device=history.device)
@@ -112,16 +139,23 @@ class RayPursuit(nn.Module):
         seen = (history / scale).to(torch.complex128)
         seen = seen.reshape(len(seen), -1, columns, rows, *seen.shape[3:])  # [batch, series, 4 axes]
         noise = _estimated_noise(seen) if noise_variance is None else noise_variance.double() / scale.flatten() ** 2
-        steps = history.shape[3]
-        instants = (steps - 1) / 2 + ahead.double()
-        parts = []
+        predicted, left = [], []
         for some, level in zip(seen.split(CHUNK), noise.split(CHUNK), strict=True):  # type: ignore[no-untyped-call]
-            places = _places(some)
             rays = self.find(some, level.clamp_min(1e-10))
-            places[_TIME] = instants
-            parts.append(_sum(_factors(rays.shift, places), rays.gain))
-        future = torch.cat(parts).to(history.dtype) * scale[..., None]
-        return future.reshape(*history.shape[:3], len(ahead), history.shape[-1])
+            places = _places(some)
+            left.append(some - _sum(_factors(rays.shift, places), rays.gain))
+            places[_TIME] = (history.shape[3] - 1) / 2 + ahead.double()
+            band, parts = places[3], []
+            for number in {"tdd": (0,), "fdd": (1,), "both": (0, 1)}[self.duplex]:
+                places[3] = band + number * self.fdd_offset * len(band)
+                parts.append(_sum(_factors(rays.shift, places), rays.gain))
+            predicted.append(torch.cat(parts, -1))
+
+        def joined(parts: list[Tensor]) -> Tensor:
+            whole = torch.cat(parts).to(history.dtype)
+            return whole.reshape(*history.shape[:3], *whole.shape[-2:]) * scale
+
+        return Separation(joined(predicted), joined(left))
 
     @torch.no_grad()
     def find(self, seen: Tensor, noise: Tensor) -> Rays:

@@ -122,11 +122,32 @@ def test_any_instant():
     assert to_db(nmse(found, expected)) < -40
 
 
+def test_the_other_band_follows_from_delays():
+    whole = channels(rays=3, subcarriers=60, seed=13)
+    history = noisy(whole[..., :STEPS, :24], 1e-3)
+    target = torch.cat([whole[..., STEPS:, :24], whole[..., STEPS:, 36:]], -1)
+    both = RayPursuit(tx_shape=(2, 4, 4), duplex="both")(history, torch.full((3,), 1e-3))
+    assert to_db(nmse(both, target)) < -25
+    other = RayPursuit(tx_shape=(2, 4, 4), duplex="fdd")(history, torch.full((3,), 1e-3))
+    torch.testing.assert_close(other, both[..., 24:])
+
+
+def test_what_rays_leave_is_noise():
+    history, target = split(channels(seed=14))
+    observed = noisy(history, 0.1)
+    prediction, remainder = RayPursuit(tx_shape=(2, 4, 4)).separate(observed, torch.full((3,), 0.1))
+    assert to_db(nmse(prediction, target)) < -25
+    assert remainder.abs().square().mean() == pytest.approx(0.1, rel=0.05)
+    assert to_db(nmse(observed - remainder, history)) < -25
+
+
 def test_arguments_are_checked():
     with pytest.raises(UsageError, match="rays must be at least 1"):
         RayPursuit(rays=0)
     with pytest.raises(UsageError, match="false_alarms"):
         RayPursuit(false_alarms=0.0)
+    with pytest.raises(UsageError, match="duplex"):
+        RayPursuit(duplex="both bands")
     with pytest.raises(UsageError, match="polarizations, columns, rows"):
         RayPursuit(tx_shape=[4, 4])
     with pytest.raises(UsageError, match="set tx_shape"):
