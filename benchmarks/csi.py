@@ -176,10 +176,11 @@ def system(name: str, folders: Sequence[Path], device: str) -> System:
         load_weights(tdd, whole)
         duplex = config["data"]["init_args"].get("duplex", "tdd")
         return System(tdd, tdd, BANDS if duplex == "both" else (duplex,))
+    changes = next((FDD.get(n, {}) for n, r in SYSTEMS.items() if r == recipe), {})
     networks = {}
     for band, path in parts.items():
         if path is not None:
-            networks[band] = tdd if band == "tdd" else build(config, FDD.get(name, {})).to(device)
+            networks[band] = tdd if band == "tdd" else build(config, changes).to(device)
             load_weights(networks[band], path)
     if len(networks) == 2:
         return System(PerBand(**networks).eval(), tdd)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from chanlab.csi import CNN, PerBand, save_weights
+from chanlab.csi import CNN, PerBand, WiFo, save_weights
 from chanlab.data.protocol import CSI4CAST, Cell
 from chanlab.errors import UsageError
 
@@ -44,6 +44,19 @@ def test_a_network_for_each_band_side_by_side(weights, tmp_path):
     with torch.inference_mode():
         both = system.predictor(history)
         assert torch.equal(both, torch.cat([tdd.eval()(history), fdd.eval()(history)], -1))
+
+
+def test_a_recipes_other_band_has_its_own_arguments(tmp_path):
+    save_weights(WiFo(width=32, layers=1, decoder_layers=1), tmp_path / "wifo_fdd.safetensors")
+    small = {"width": 32, "layers": 1, "decoder_layers": 1}
+    config = benchmark.models.read("csi4cast_wifo")
+    config["model"]["init_args"]["predictor"]["init_args"].update(small)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark.models, "read", lambda recipe: config)
+        for name in ("wifo", "csi4cast_wifo"):
+            assert benchmark.system(name, [tmp_path], "cpu").timed.frequency_offset == 0
+            patch.setattr(benchmark, "find", lambda names, folders: tmp_path / "wifo_fdd.safetensors")
+            assert benchmark.system(name, [tmp_path], "cpu").predictor.fdd.frequency_offset == 450
 
 
 def test_judged_only_on_bands_with_weights(weights, tmp_path):
