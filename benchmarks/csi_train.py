@@ -540,7 +540,15 @@ class Shelf:
         return [json.loads(f.read_text(encoding="utf-8")) for f in sorted((self.out / "runs").glob("*.json"))]
 
     def records(self) -> list[Record]:
-        """Records of all finished runs, joined over their seeds."""
+        """Records of all finished runs, joined over their seeds.
+
+        Raises:
+            UsageError: They weren't all trained and evaluated alike.
+        """
+        for known in self.all()[1:]:
+            other = [k for k, v in known["settings"].items() if self.all()[0]["settings"].get(k) != v]
+            if other:
+                raise UsageError(f"runs in {self.out} differ in {', '.join(other)}: keep them in folders of their own.")
         return over_seeds([r for known in self.all() for r in known["records"]])
 
     def curves(self) -> list[dict[str, Any]]:

@@ -126,6 +126,15 @@ def test_plot_draws_and_joins_what_is_there(grid, tmp_path, capsys):
         csi_train.main(["--plot", "--out", str(tmp_path)])
 
 
+def test_runs_of_different_settings_are_not_joined(tmp_path):
+    (tmp_path / "runs").mkdir()
+    for seed, antennas in ((1, 2), (2, 4)):
+        known = {"run": {}, "settings": {"antennas": antennas, "batch": 4}, "trained": {}, "records": []}
+        (tmp_path / "runs" / f"rnn_tdd_{seed}.json").write_text(json.dumps(known))
+    with pytest.raises(UsageError, match=r"differ in antennas: keep them"):
+        csi_train.main(["--plot", "--out", str(tmp_path)])
+
+
 def test_the_limit_stops_cleanly_and_the_same_command_goes_on(recipe, tmp_path, capsys):
     command = ["--systems", recipe, "--duplex", "tdd", "--seeds", "1", "--windows", "8", *TINY, "--out", str(tmp_path)]
     csi_train.main([*command, "--total-minutes", "1e-9"])
