@@ -31,7 +31,11 @@ from torch import Tensor, nn
 from chanlab.cli.common import run_script, script_parser, table, time_text
 from chanlab.cli.demo import models
 from chanlab.csi import (
+    AR,
+    PAD,
     PerBand,
+    ProtocolResult,
+    VectorKalman,
     evaluate_protocol,
     few_cells,
     is_trainable,
@@ -39,6 +43,7 @@ from chanlab.csi import (
     load_weights,
     protocol_records,
 )
+from chanlab.csi.exponentials import Exponentials
 from chanlab.csi.latency import Mode, median_latency
 from chanlab.data import SampleRequest, StreamedCSI
 from chanlab.data.protocol import Condition
@@ -47,6 +52,9 @@ from chanlab.records import record, save_records
 
 MODELS = Path(__file__).resolve().parents[1] / "models" / "csi"
 BANDS = ("tdd", "fdd")
+CORES = len(os.sched_getaffinity(0))
+EIGENPROBLEMS = (AR, PAD, VectorKalman, Exponentials)
+"""Predictors that solve many small ones, for which a GPU takes longer."""
 PART = 9
 """Cells between two looks at the clock."""
 
@@ -167,8 +175,8 @@ def system(name: str, folders: Sequence[Path], device: str) -> System:
     config = models.read(recipe)
     tdd = build(config, {}).to(device)
     if not is_trainable(tdd):
-        heavy = torch.device(device).type == "cuda" and name != "no prediction"
-        return System(OnCores(tdd) if heavy else tdd, tdd)
+        elsewhere = torch.device(device).type == "cuda" and isinstance(tdd, EIGENPROBLEMS)
+        return System(OnCores(tdd) if elsewhere else tdd, tdd)
     names = (name, recipe)
     parts = {band: find([f"{n}_{band}{seed}" for n in names for seed in ("", "_*")], folders) for band in BANDS}
     whole = find(names, folders)
@@ -207,15 +215,14 @@ class OnCores(nn.Module):
     def __init__(self, predictor: nn.Module) -> None:
         super().__init__()
         self.predictor, self.horizons = predictor, predictor.horizons
-        self.cores = len(os.sched_getaffinity(0))
-        self.pool = ThreadPoolExecutor(self.cores)
+        self.pool = ThreadPoolExecutor(CORES)
 
     def forward(self, history: Tensor, noise_variance: Tensor | None = None) -> Tensor:
         """As the predictor's own; each thread takes a share of the windows."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            parts = history.cpu().tensor_split(min(self.cores, len(history)))
+            parts = history.cpu().tensor_split(min(CORES, len(history)))
             sizes = [len(part) for part in parts]
             noise = [None] * len(parts) if noise_variance is None else noise_variance.cpu().split(sizes)
             return torch.cat(list(self.pool.map(self._one, parts, noise))).to(history.device)
@@ -257,7 +264,12 @@ def accuracy(
     results = [result for result in results if result.duplex in systems[result.system].bands]
     print(f"{cells}: {len(results[0].cells)} cells in {time_text(time.monotonic() - start)}")
     noted = {"cells": len(results[0].cells), "samples_per_cell": args.samples}
-    found = protocol_records(results, "csi4cast", cells, [args.seed], resamples=300, **noted)
+
+    def described(result: ProtocolResult) -> list[dict[str, Any]]:
+        return protocol_records([result], "csi4cast", cells, [args.seed], resamples=300, **noted)
+
+    with ThreadPoolExecutor(CORES) as pool:  # a bootstrap of a whole set takes seconds
+        found = [r for records in pool.map(described, results) for r in records]
     save_records(args.results, found)
     return found
 
@@ -298,7 +310,7 @@ def costs(systems: dict[str, System], args: argparse.Namespace, end: float | Non
 
 def cost(name: str, predictor: nn.Module, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Records of parameters, and of the latency of one window in each mode that works."""
-    device = args.device if is_trainable(predictor) else "cpu"
+    device = "cpu" if isinstance(predictor, EIGENPROBLEMS) else args.device
     history, noise = window(device)
     counts = {
         "parameters": sum(p.numel() for p in predictor.parameters()),

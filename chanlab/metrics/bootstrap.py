@@ -154,11 +154,11 @@ def _medians(
     x: npt.NDArray[np.float64], index: npt.NDArray[np.intp], groups: int, resamples: int, draw: _Draw
 ) -> npt.NDArray[np.float64]:
     order = np.argsort(x, kind="stable")
-    ascending, owner = x[order], index[order]
+    ascending, owner = x[order], index[order].astype(np.int32)
     drawn = np.empty(resamples)
     for i in range(resamples):
         # How often each value is drawn, added up in ascending order: where that passes the middle stands the median.
-        upto = np.cumsum(np.bincount(draw(), minlength=groups)[owner])
+        upto = np.bincount(draw(), minlength=groups).astype(np.int32)[owner].cumsum(dtype=np.int64)
         middle = [(upto[-1] + 1) // 2, upto[-1] // 2 + 1]
         drawn[i] = ascending[np.searchsorted(upto, middle)].mean()
     return drawn
