@@ -32,7 +32,7 @@ from chanlab.channels import Paths
 from chanlab.channels.coefficients import port_coefficients
 from chanlab.cli.common import run_script, script_parser, table
 from chanlab.cli.demo import models
-from chanlab.csi import AR, ESPRIT, PAD, NoPrediction, VectorKalman, load_weights, save_weights
+from chanlab.csi import AR, ESPRIT, PAD, MatrixPencil, NoPrediction, VectorKalman, load_weights, save_weights
 from chanlab.csi.localised_taps import localised_taps
 from chanlab.csi.module import warmup_cosine
 from chanlab.csi.ray_pursuit import RayPursuit
@@ -77,9 +77,10 @@ class Candidate:
         array = view.tx_array
         shapes: dict[Any, tuple[int, ...]] = {
             PAD: (array.num_ports // array.num_rows, array.num_rows),
-            VectorKalman: (array.num_polarizations, array.num_cols, array.num_rows),
-            ESPRIT: (array.num_polarizations, array.num_cols, array.num_rows),
-            RayPursuit: (array.num_polarizations, array.num_cols, array.num_rows),
+            **dict.fromkeys(
+                (VectorKalman, ESPRIT, MatrixPencil, RayPursuit),
+                (array.num_polarizations, array.num_cols, array.num_rows),
+            ),
         }
         shape = {"tx_shape": shapes[self.kind]} if self.kind in shapes else {}
         return self.kind(horizons=view.horizon, **shape, **self.arguments)
@@ -99,6 +100,7 @@ CANDIDATES = {
     "pad": grid(PAD, order=(2, 4, 6, 8), margin=(2.0, 4.0)),
     "kalman": grid(VectorKalman, order=(2, 4, 6, 8), margin=(2.0, 4.0)),
     "esprit": grid(ESPRIT, share=("tap", "bin"), order=("noise", "mdl"), window=(10, 12, 14)),
+    "matrix pencil": grid(MatrixPencil, share=("tap", "bin"), order=("noise", "mdl"), pencil=(9, 11, 13)),
     "ray pursuit": grid(RayPursuit, decay=(True, False)),
 }
 
@@ -292,7 +294,7 @@ def step_of(view: CSIView) -> int:
     )
 
 
-def ours(view: CSIView) -> nn.Module:
+def ours(view: CSIView, augmentation: float = 0.0) -> nn.Module:
     """The predictor of the recipe learned_wiener, untrained, for one band."""
     node = copy.deepcopy(models.read("learned_wiener")["model"]["init_args"]["predictor"])
     array = view.tx_array
@@ -300,6 +302,7 @@ def ours(view: CSIView) -> nn.Module:
         "horizons": view.horizon,
         "tx_shape": [array.num_polarizations, array.num_cols, array.num_rows],
         "duplex": "tdd",
+        "augmentation": augmentation,
     }
     built: nn.Module = models.instantiate(node, nn.Module)
     return built
@@ -310,8 +313,7 @@ def train(
 ) -> dict[str, Any]:
     """Train on split `train`, in place: AdamW, the trunk in bfloat16 on a GPU, rate by `warmup_cosine`.
 
-    Windows are drawn anew each epoch. Each is turned in Doppler, delay and direction by random amounts, which leaves it
-    a channel: a few hundred trajectories hold few of each.
+    Windows are drawn anew each epoch.
 
     Args:
         model: What is trained.
@@ -324,7 +326,6 @@ def train(
     Returns:
         Steps, seconds, and the loss every 20th step.
     """
-    generator = torch.Generator().manual_seed(1)
     kind = torch.device(device).type
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.02)
@@ -342,9 +343,8 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = lr * warmup_cosine(int(1e4 * part), 1e4, 0.05)
             batch = data.on_after_batch_transfer(type(fetched)(*(x.to(device) for x in fetched)), 0)
-            history, target = turned(batch.history, batch.target, data.view, generator)
             with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
-                loss = model.training_loss(history, target, batch.noise_variance)  # type: ignore[operator]
+                loss = model.training_loss(*batch[:3])  # type: ignore[operator]
             optimizer.zero_grad()
             loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -357,30 +357,6 @@ def train(
                 bar.set_postfix(loss=f"{losses[-1]:.4f}")
             done += 1
             bar.update()
-
-
-def turned(history: Tensor, target: Tensor, view: CSIView, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """History and target, `[batch, rx_ant, tx_ant, time, subcarrier]`, with every ray's parameters shifted alike.
-
-    Doppler by up to half a cycle per snapshot, delay by up to a quarter of the range that the subcarriers tell apart,
-    direction by any turn over columns and rows.
-    """
-    size, array = len(history), view.tx_array
-
-    def ramp(count: int, low: float, high: float, origin: int = 0) -> Tensor:
-        rate = low + (high - low) * torch.rand(size, 1, generator=generator)
-        angle = 2 * torch.pi * rate * (torch.arange(count) - origin)
-        return torch.polar(torch.ones_like(angle), angle).to(history.device)
-
-    steps = [*range(view.history), *(view.history - 1 + h for h in view.horizons)]
-    rate = torch.rand(size, 1, generator=generator) - 0.5
-    angle = 2 * torch.pi * rate * torch.tensor(steps)
-    course = torch.polar(torch.ones_like(angle), angle).to(history.device)
-    columns, rows = ramp(array.num_cols, 0.0, 1.0), ramp(array.num_rows, 0.0, 1.0)
-    beam = (columns[:, None, :, None] * rows[:, None, None, :]).expand(-1, array.num_polarizations, -1, -1).flatten(1)
-    still = beam[:, None, :, None, None] * ramp(history.shape[-1], -0.25, 0.0)[:, None, None, None, :]
-    past, future = course[:, None, None, :, None].split([view.history, view.horizon], 3)  # type: ignore[no-untyped-call]
-    return history * still * past, target * still * future
 
 
 def to_records(scores: Scores, view: CSIView, snr_db: float, system: str, store: Any, **extra: Any) -> list[Record]:
@@ -438,6 +414,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--finetune-minutes", type=float, default=0.0, help="train ours first, for so long each")
     p.add_argument("--finetune-steps", type=int, default=0, help="the same by number of steps")
     p.add_argument("--lr", type=float, default=3e-4, help="highest rate of fine-tuning; from scratch: the recipe's")
+    p.add_argument("--augmentation", type=float, default=0.5, help="of LearnedWiener, in training (default: 0.5)")
     p.add_argument("--train-only", action="store_true", help="judge nothing")
     p.add_argument("--batch-size", type=int, default=256, help="windows per step of training")
     p.add_argument("--eval-batch-size", type=int, default=32, help="windows per call of a predictor")
@@ -476,7 +453,7 @@ def train_ours(args: argparse.Namespace) -> None:
             args.store, batch_size=args.batch_size, num_workers=args.workers, seed=args.seed, history=16, horizons=4
         )
         torch.manual_seed(args.seed)
-        model = ours(data.view)
+        model = ours(data.view, args.augmentation)
         if name == "fine-tuned":
             load_weights(model, OURS["ours"])
         told = train(model, data, args.device, rate, 0.0 if steps else minutes, steps)

@@ -41,20 +41,6 @@ def test_the_better_order_is_chosen_on_val(windows, monkeypatch):
     assert benchmark.choose(["ar"], val, 16, "cpu")["ar"].arguments == {"order": 8, "ridge": 0.0}
 
 
-def test_turned_windows_are_channels(windows):
-    view = windows().view
-    shape = (3, 1, view.tx_array.num_ports)
-    history = torch.ones(*shape, view.history, view.num_subcarriers, dtype=torch.complex64)
-    target = torch.ones(*shape, view.horizon, view.num_subcarriers, dtype=torch.complex64)
-    past, future = benchmark.turned(history, target, view, torch.Generator().manual_seed(2))
-    whole = torch.cat([past, future], 3)
-    torch.testing.assert_close(whole.abs(), torch.ones_like(whole.abs()))
-    for axis in (3, 4):  # the phase runs evenly, across the border of past and future too
-        rate = whole.narrow(axis, 1, whole.shape[axis] - 1) / whole.narrow(axis, 0, whole.shape[axis] - 1)
-        torch.testing.assert_close(rate, rate.narrow(axis, 0, 1).expand_as(rate), atol=1e-4, rtol=0)
-    assert (whole[0] - whole[1]).abs().max() > 0.1  # by other amounts in each window
-
-
 def test_training_lowers_the_loss(tiny_store):
     data = CSIDataModule(tiny_store, batch_size=4, num_workers=0, history=16, horizons=4, windows_per_sample=1, seed=1)
     torch.manual_seed(0)
