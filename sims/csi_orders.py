@@ -1,8 +1,8 @@
 """Orders of classical predictors on CSI-4CAST's protocol, chosen on split `val`.
 
 Each predictor's recipe is tried with several orders (ESPRIT: windows; matrix pencil: pencil parameters; both with
-Dopplers of each delay tap and of each bin) on the same channels of regular cells, TDD, at all SNRs. What has the least
-mean per-antenna NMSE belongs in the recipe; `test` is not touched.
+Dopplers of each delay tap and of each bin; AR: with a ridge) on the same channels of a set's cells, TDD, under all its
+conditions. What has the least mean per-antenna NMSE belongs in the recipe; `test` is not touched.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from chanlab.errors import UsageError
 EXAMPLES = """examples:
   python sims/csi_orders.py                                  (9 cells, 3 channels each: some minutes on a CPU)
   python sims/csi_orders.py --systems pad --every 1 --samples 10
+  python sims/csi_orders.py --systems ar --cells robustness  (the others have to be told the noise)
 """
 TRIED: dict[str, list[dict[str, Any]]] = {
-    "ar": [{"order": n} for n in (8, 10, 12, 14, 15)],
+    "ar": [{"ridge": r, "order": n} for r in (0.0, 1e-3, 1e-2, 1e-1) for n in (8, 10, 12, 14, 15)],
     "pad": [{"order": n} for n in (4, 5, 6, 7, 8)],
     "kalman": [{"order": n} for n in (4, 5, 6, 7, 8)],
     "esprit": [
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     """The script's arguments."""
     p = script_parser(__doc__, EXAMPLES)
     p.add_argument("--systems", nargs="+", choices=list(TRIED), default=list(TRIED))
+    p.add_argument("--cells", choices=["regular", "generalization", "robustness"], default="regular")
     p.add_argument("--samples", type=int, default=3, help="samples of each cell")
     p.add_argument("--every", type=int, default=3, help="take one cell of so many, spread evenly")
     p.add_argument("--seed", type=int, default=1)
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     written = [args.out / "results.json", args.out / "csi_orders.png"]
     save_records(written[0], records, replace=True)
-    save(picture(records), written[1])
+    save(picture(records, args.cells), written[1])
     print("written:", *written)
 
 
@@ -95,7 +97,7 @@ def evaluate(args: argparse.Namespace) -> list[dict[str, Any]]:
             one["init_args"].update(setting)
             predictors[f"{name} {setting}"] = models.instantiate(one, nn.Module).eval()
             tried.append((name, setting))
-    stream = StreamedCSI("csi4cast", "val", seed=args.seed, block_size=args.samples)
+    stream = StreamedCSI("csi4cast", "val", cells=args.cells, seed=args.seed, block_size=args.samples)
     stream.cells = few_cells(stream.cells, args.every)
     results = evaluate_protocol(predictors, stream, args.samples, 8, progress=True)
     return [
@@ -116,7 +118,7 @@ def evaluate(args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def picture(records: Sequence[dict[str, Any]]) -> Any:
+def picture(records: Sequence[dict[str, Any]], cells: str) -> Any:
     """NMSE over the order, a line per system."""
     from matplotlib.ticker import MaxNLocator
 
@@ -135,7 +137,7 @@ def picture(records: Sequence[dict[str, Any]]) -> Any:
             axes.plot(*zip(*points, strict=True), marker=".", label=line)
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        tidy(axes, "Regular cells, split val, TDD", "order, window or pencil parameter", f"NMSE {label}")
+        tidy(axes, f"{cells.capitalize()}, split val, TDD", "order, window or pencil parameter", f"NMSE {label}")
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
