@@ -158,6 +158,8 @@ def build(run: Run) -> CSIPredictionModule:
     node = config.pop("predictor")
     if run.duplex == "fdd":
         node["init_args"] = {**(node.get("init_args") or {}), **FDD.get(run.system, {})}
+    if "duplex" in (node.get("init_args") or {}):
+        node["init_args"]["duplex"] = run.duplex
     torch.manual_seed(run.seed)
     return CSIPredictionModule(models.instantiate(node, nn.Module), **config)
 
