@@ -7,7 +7,8 @@ Networks are judged with weights of `chanlab.csi.save_weights`, beside the recip
 `NAME_tdd.safetensors` and `NAME_fdd.safetensors` for one band each, NAME being the system's or the recipe's, as
 `csi_train.py` writes them (of several seeds the first is taken), or `NAME.safetensors` for the bands that the recipe is
 for. A network without weights is timed, never judged. With a GPU channels are drawn there and networks run there;
-classical predictors, which solve many small eigenvalue problems, run on all cores of the CPU.
+classical predictors, which solve many small eigenvalue problems, run on all cores of the CPU. Where the noise isn't
+told, those that have to know it take what weak delay taps hold.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from chanlab.csi import (
     load_weights,
     protocol_records,
 )
+from chanlab.csi.angle_delay import tap_noise
 from chanlab.csi.exponentials import Exponentials
 from chanlab.csi.latency import Mode, median_latency
 from chanlab.data import SampleRequest, StreamedCSI
@@ -235,6 +237,19 @@ class OnCores(nn.Module):
         return found
 
 
+class Untold(nn.Module):
+    """A predictor that has to know the noise, where nobody tells it."""
+
+    def __init__(self, predictor: nn.Module) -> None:
+        super().__init__()
+        self.predictor, self.horizons = predictor, predictor.horizons
+
+    def forward(self, history: Tensor, noise_variance: Tensor | None = None) -> Tensor:
+        """As the predictor's own, with the noise as the delay taps show it."""
+        found: Tensor = self.predictor(history, tap_noise(history) if noise_variance is None else noise_variance)
+        return found
+
+
 def accuracy(
     systems: dict[str, System], cells: str, args: argparse.Namespace, end: float | None
 ) -> list[dict[str, Any]]:
@@ -246,7 +261,7 @@ def accuracy(
         if one.predictor is None:
             print(f"{name} has no weights and is not judged", file=sys.stderr)
         elif not told and not works_untold(one.predictor, args.device):
-            print(f"{name} has to be told the noise, which {cells} does not: not judged there", file=sys.stderr)
+            predictors[name] = Untold(one.predictor)
         else:
             predictors[name] = one.predictor
     wanted = few_cells(stream.cells, args.every)

@@ -69,6 +69,25 @@ def strong_bins(mean_power: Tensor, noise_variance: Tensor | None, steps: int, m
     return BinNoise(noise, mean_power > noise * (1.0 + margin / math.sqrt(steps)))
 
 
+def tap_noise(history: Tensor) -> Tensor:
+    """Variance of the noise on each entry, from the delay taps that hold nothing else.
+
+    It is the median of the taps' power, which says more than the noise alone where paths fill half the taps or more. A
+    Hann window over the subcarriers keeps paths from leaking into all taps.
+
+    Args:
+        history: Complex `[batch, rx_ant, tx_ant, time, subcarrier]`.
+
+    Returns:
+        Real `[batch]`: the mean over snapshots, where they differ.
+    """
+    window = torch.hann_window(history.shape[-1], device=history.device)
+    window = window / window.square().mean().sqrt()
+    taps = torch.fft.ifft(history * window, dim=-1, norm="ortho").abs().square()
+    noise: Tensor = taps.mean((1, 2, 3)).median(-1).values
+    return noise
+
+
 def neighbours(shape: Sequence[int], device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """Which bins lie next to each bin: the other polarization, and the next angles and delays, which count half.
 

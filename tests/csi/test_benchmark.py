@@ -97,6 +97,16 @@ def test_command_line(tmp_path, monkeypatch, capsys):
     assert counts["csi4cast_ar"] == 0 < counts["softs"]
 
 
+def test_who_has_to_know_the_noise_estimates_it_where_nobody_tells(tmp_path, monkeypatch):
+    monkeypatch.setitem(CSI4CAST.cells, "regular", (Cell("D", 100e-9, 30.0),))
+    results = tmp_path / "results.json"
+    line = ["--sets", "robustness", "--samples", "2", "--no-latency", "--results", str(results)]
+    assert benchmark.main([*line, "--systems", "no prediction", "pad"]) == 0
+    records = [r for r in json.loads(results.read_text()) if r["metric"] == "nmse"]
+    value = {r["system"]: r["value"] for r in records if r["condition"] == {"duplex": "tdd"}}
+    assert value["pad"] < 0.5 * value["no prediction"]
+
+
 def test_time_is_kept(tmp_path, capsys):
     results = tmp_path / "results.json"
     line = ["--systems", "no prediction", "--total-minutes", "0", "--results", str(results)]
