@@ -147,6 +147,7 @@ def run(args: argparse.Namespace) -> None:
         torch.set_float32_matmul_precision("high")
     systems = {}
     for name in chosen(args.systems):
+        models.read(SYSTEMS.get(name, name))  # an unknown name ends it here
         try:
             systems[name] = system(name, [*args.weights, MODELS], args.device)
         except ChanlabError as error:  # a language model that isn't here

@@ -114,3 +114,4 @@ def test_time_is_kept(tmp_path, capsys):
     assert "time is up: 0 of 27 cells" in capsys.readouterr().err
     assert not results.exists()
     assert benchmark.main(["--samples", "1"]) == 2
+    assert benchmark.main(["--systems", "nonsense"]) == 2
