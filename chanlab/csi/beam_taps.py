@@ -12,6 +12,9 @@ from torch.nn import functional
 NUM_LINES = 128
 """Lines of a Doppler spectrum over one cycle per snapshot."""
 
+LOST = 1e3
+"""Noise variance that marks a snapshot which never arrived."""
+
 NUM_SPECTRAL = 67
 NUM_COHERENCES = 32
 NUM_FEATURES = NUM_SPECTRAL + NUM_COHERENCES
@@ -100,7 +103,7 @@ def pick_taps(taps: Tensor, index: Tensor) -> Tensor:
 def snapshot_noise(taps: Tensor) -> Tensor:
     """Noise variance of each snapshot from its weakest tenth of beams and taps, `[batch, time]`.
 
-    A snapshot with almost no power (a lost one) is marked by a variance of 1e3.
+    A snapshot with almost no power (a lost one) is marked by a variance of `LOST`.
 
     Args:
         taps: Complex `[batch, series, column, row, tap, time]`, of unit mean power.
@@ -111,7 +114,7 @@ def snapshot_noise(taps: Tensor) -> Tensor:
     whole = power.mean(1)
     lost = whole < 1e-3 * whole.median(1, keepdim=True).values
     noise = noise.clamp_min(1e-4)
-    return torch.where(lost, 1e3, noise)
+    return torch.where(lost, LOST, noise)
 
 
 @functools.lru_cache(maxsize=16)

@@ -26,6 +26,7 @@ from chanlab.csi.beam_taps import (
 from chanlab.csi.doppler_wiener import doppler_posterior
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
 from chanlab.csi.lomax import Distribution
+from chanlab.csi.lost_snapshots import fill_lost
 from chanlab.csi.predictor import check_history, normalise
 from chanlab.csi.tap_language import TapLanguage
 from chanlab.csi.window_augmentation import augment_windows
@@ -152,7 +153,7 @@ class LearnedWiener(nn.Module):
         Args:
             history: Complex `[batch, rx_ant, tx_ant, time, subcarrier]`, two snapshots or more.
             noise_variance: Per entry, `[batch]`; None: estimated for each snapshot from its weakest delay taps, which
-                also finds snapshots that are lost or hit by bursts.
+                also finds snapshots that are lost, and fills them, or hit by bursts.
             ahead: Instants asked for, in snapshots after the last, real `[horizon]`; None: 1 ... `horizons`.
         """
         return self.distribution(history, noise_variance, ahead).mean
@@ -192,6 +193,7 @@ class LearnedWiener(nn.Module):
         if noise_variance is None:
             noise = snapshot_noise(taps)
             level = noise.median(-1).values
+            taps = fill_lost(taps, noise)
         else:
             level = (noise_variance.to(scale) / scale**2).clamp_min(1e-6)  # logarithms follow
             noise = level[:, None].expand(-1, taps.shape[-1])

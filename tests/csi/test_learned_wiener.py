@@ -13,6 +13,7 @@ from chanlab.csi.hermitian import solve_hermitian
 from chanlab.csi.learned_wiener import _to_places
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
 from chanlab.csi.lomax import Distribution
+from chanlab.csi.lost_snapshots import fill_lost
 from chanlab.csi.window_augmentation import augment_windows
 from chanlab.data import StreamedCSI
 from chanlab.errors import UsageError
@@ -304,6 +305,21 @@ def test_what_does_not_fit_is_refused():
         small()(noise(1, 1, 32, 1, 96))
     with pytest.raises(UsageError, match="probability below 1"):
         small(augmentation=1.0)
+
+
+def test_lost_snapshots_are_filled_and_others_left_alone():
+    torch.manual_seed(6)
+    doppler = 0.3 * (torch.rand(2, 1, 4, 4, NUM_TAPS, 1) - 0.5)
+    taps = torch.exp(2j * math.pi * doppler * torch.arange(16)) + 0.03 * noise(2, 1, 4, 4, NUM_TAPS, 16)
+    noise_variance = torch.full((2, 16), 1e-3)
+    holed, noise_variance[0, [4, 11]] = taps.clone(), 1e3
+    holed[0, ..., [4, 11]] = 0
+    filled = fill_lost(holed, noise_variance)
+    assert torch.equal(filled[1], taps[1])
+    kept = [i for i in range(16) if i not in (4, 11)]
+    assert torch.equal(filled[0][..., kept], taps[0][..., kept])
+    error = (filled[0] - taps[0])[..., [4, 11]].abs().square().mean()
+    assert error < 0.02, "the power is 1"
 
 
 def test_noise_is_found_snapshot_by_snapshot_and_lost_ones_are_marked():

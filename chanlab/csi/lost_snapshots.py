@@ -1,0 +1,39 @@
+"""Snapshots that never arrived, filled from those that did."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from chanlab.csi.beam_taps import LOST, NUM_LINES, spectral_features
+from chanlab.csi.doppler_wiener import doppler_posterior
+
+ROUNDS = 2
+
+
+@torch.no_grad()
+def fill_lost(taps: Tensor, noise: Tensor) -> Tensor:
+    """Beams and taps with their lost snapshots interpolated; others stay as they are.
+
+    A gap in a series spreads its periodogram over all Doppler shifts, and with it everything that a network reads off
+    it. So each beam and tap is interpolated by a Wiener filter whose spectrum is its own periodogram, gap and all, and
+    once more with the periodogram of what came out.
+
+    Args:
+        taps: Complex `[batch, series, column, row, tap, time]`, of unit mean power.
+        noise: Noise variance of each snapshot `[batch, time]`, as `snapshot_noise` tells it: `LOST` marks lost ones.
+    """
+    lost = noise >= LOST
+    if not taps.is_cuda and not lost.any():  # on a GPU asking would mean waiting for it
+        return taps
+    level = noise.median(-1).values
+    floor = level[:, None, None, None, None]
+    instants = torch.arange(1 - taps.shape[-1], 1, device=taps.device)
+    filled = taps
+    for _ in range(ROUNDS):
+        _, periodogram = spectral_features(filled, level)
+        spectrum = (torch.maximum(periodogram - floor, 0.02 * periodogram) + 1e-9) / NUM_LINES
+        loading = noise[:, None, None, None] + 1e-3 * spectrum.sum(-1, keepdim=True) + 1e-5
+        posterior = doppler_posterior(spectrum[..., None, :], loading, taps.movedim(1, -2), instants)
+        filled = torch.where(lost[:, None, None, None, None], posterior.mean[..., 0, :, :].movedim(-2, 1), taps)
+    return filled
