@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from chanlab.csi.gru import GRU
     from chanlab.csi.kalman import VectorKalman
     from chanlab.csi.learned_wiener import CachedPrediction, LearnedWiener
+    from chanlab.csi.lomax import Distribution
     from chanlab.csi.llm import LLM
     from chanlab.csi.llm4cp import LLM4CP
     from chanlab.csi.matrix_pencil import MatrixPencil
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         join_results,
         protocol_records,
     )
+    from chanlab.csi.ray_pursuit import RayPursuit
     from chanlab.csi.rnn import RNN
     from chanlab.csi.softs import SOFTS
     from chanlab.csi.transformer import Transformer
@@ -41,10 +43,12 @@ _HOMES = {
     "ClassGenie": "class_genie",
     "PortwiseGenie": "class_genie",
     "RayClass": "class_genie",
+    "RayPursuit": "ray_pursuit",
     "ray_class": "class_genie",
     "CNN": "cnn",
     "CSIPredictionModule": "module",
     "CachedPrediction": "learned_wiener",
+    "Distribution": "lomax",
     "DopplerCodebook": "doppler_codebook",
     "ESPRIT": "esprit",
     "GRU": "gru",
@@ -88,6 +92,7 @@ __all__ = [
     "CSIPredictionModule",
     "CachedPrediction",
     "ClassGenie",
+    "Distribution",
     "DopplerCodebook",
     "LearnedWiener",
     "MatrixPencil",
@@ -98,6 +103,7 @@ __all__ = [
     "Predictor",
     "ProtocolResult",
     "RayClass",
+    "RayPursuit",
     "Transformer",
     "VectorKalman",
     "WeightsWriter",
