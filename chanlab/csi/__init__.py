@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from chanlab.csi.gru import GRU
     from chanlab.csi.kalman import VectorKalman
     from chanlab.csi.learned_wiener import CachedPrediction, LearnedWiener
-    from chanlab.csi.lomax import Distribution
     from chanlab.csi.llm import LLM
     from chanlab.csi.llm4cp import LLM4CP
+    from chanlab.csi.lomax import Distribution
     from chanlab.csi.matrix_pencil import MatrixPencil
     from chanlab.csi.module import CSIPredictionModule, load_predictor
     from chanlab.csi.pad import PAD
