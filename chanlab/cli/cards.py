@@ -99,7 +99,7 @@ def render(text: str, card: Path, write: bool = True) -> str:
 
 def _table(records: Sequence[Record], options: dict[str, str]) -> str:
     rows, columns = (_values(records, options[name], options) for name in ("rows", "columns"))
-    head = [options["rows"], *(_heading(records, options["columns"], c) for c in columns)]
+    head = [options["rows"].replace(",", ", "), *(_heading(records, options["columns"], c) for c in columns)]
     lines = [head, ["---", *["---:"] * len(columns)]]
     for row in rows:
         cells = []
@@ -112,7 +112,7 @@ def _table(records: Sequence[Record], options: dict[str, str]) -> str:
                     f"{len(found)} records for {row}, {column}: narrow the marker ({found[0]['condition']})."
                 )
             cells.append(_cell(found[0], _digits(found[0], options.get("digits", "1"))) if found else "–")
-        lines.append([str(row), *cells])
+        lines.append([", ".join(map(str, row)) if isinstance(row, tuple) else str(row), *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

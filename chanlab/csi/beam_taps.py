@@ -118,6 +118,7 @@ def snapshot_noise(taps: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)  # what is kept must serve training, whoever asks first
 def beam_directions(columns: int, rows: int, device: torch.device) -> Tensor:
     """Harmonics of the beams' spatial frequencies, `[column, row, 16]`, for arrays of any size."""
 

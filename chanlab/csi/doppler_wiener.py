@@ -62,6 +62,7 @@ def doppler_posterior(spectrum: Tensor, noise: Tensor, history: Tensor, ahead: T
 
 
 @functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)  # what is kept must serve training, whoever asks first
 def _lines(count: int, device: torch.device) -> Tensor:
     """Doppler shifts of spectral lines, cycles per snapshot."""
     line = torch.arange(count, dtype=torch.float64) / count

@@ -16,6 +16,7 @@ _ORIGIN = -1.25  # frequency of a band's first subcarrier, in bandwidths, where 
 
 
 @functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)  # what is kept must serve training, whoever asks first
 def localised_taps(num_subcarriers: int, offset: float = 0.0, device: torch.device | str = "cpu") -> Tensor:
     """Delay taps of a band as functions over its subcarriers.
 

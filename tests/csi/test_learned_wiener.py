@@ -298,6 +298,14 @@ def test_streaming_equals_the_whole_window():
             torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-5)
 
 
+def test_training_after_inference_of_a_new_shape():
+    """Tables that are made in inference mode and kept would be of no use to a backward pass."""
+    predictor, history, target = small(tx_shape=(1, 3, 2)), noise(1, 1, 6, 7, 41), noise(1, 1, 6, 4, 41)
+    with torch.inference_mode():
+        predictor(history)
+    predictor.training_loss(history, target, torch.full((1,), 0.1)).backward()
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(UsageError, match="tx_shape"):
         small()(noise(1, 1, 8, 16, 96))
