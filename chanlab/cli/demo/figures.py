@@ -24,6 +24,13 @@ STYLES = {
     "LearnedWiener from scratch": ("LearnedWiener, from scratch", "#009E73", "-", "D"),
     "LearnedWiener zero-shot": ("LearnedWiener, zero-shot", "#0072B2", "-", "P"),
     "LearnedWiener fine-tuned": ("LearnedWiener, fine-tuned", "#D55E00", "-", "o"),
+    "kalman": ("Kalman", "#8C6BB1", "-", "P"),
+    "esprit": ("ESPRIT", "#8C564B", "-", "^"),
+    "matrix pencil": ("matrix pencil", "#F7A6C4", "-", "X"),
+    "rnn": ("RNN", "#9ECAE1", "-", "o"),
+    "llm4cp": ("LLM4CP", "#00796B", "-", "*"),
+    "llm4cp_random": ("LLM4CP, random weights", "#26A69A", "--", "*"),
+    "llm4cp_nollm": ("LLM4CP, no LLM", "#80CBC4", ":", "*"),
 }
 """Label, colour, line and marker of each system."""
 
