@@ -29,7 +29,8 @@ class CSIPredictionModule(LightningModule):
     Frozen parameters of a pre-trained backbone aren't stored in checkpoints; they are loaded again from where they came
     from, and checked.
 
-    Logged for `val` and `test`: `nmse_db` (per sample), `nmse_pooled_db`, `nmse_median_db` and `sgcs`; for `test` also
+    Logged for `val` and `test`: `nmse_db` (per sample), `nmse_pooled_db`, `nmse_median_db`, `nmse_per_antenna` (linear,
+    the figure of CSI-4CAST's protocol, for one band) and `sgcs`; for `test` also
     `nmse_step1_db`, … by step of the horizon (per sample).
 
     Args:
@@ -252,6 +253,7 @@ def _metrics(split: str) -> MetricCollection:
             f"{split}/nmse_db": NMSE("per_sample", db=True),
             f"{split}/nmse_pooled_db": NMSE("pooled", db=True),
             f"{split}/nmse_median_db": NMSE("median", db=True),
+            f"{split}/nmse_per_antenna": NMSE("per_antenna_step"),
             f"{split}/sgcs": SGCS(),
         },
         compute_groups=False,

@@ -82,6 +82,8 @@ def test_evaluation_logs_the_metrics_of_all_windows(tmp_path):
     for name, reduction in (("nmse", "per_sample"), ("nmse_pooled", "pooled"), ("nmse_median", "median")):
         expected = 10 * math.log10(nmse(prediction, target, reduction))
         assert results[f"test/{name}_db"] == pytest.approx(expected, abs=1e-3)
+    expected = nmse(prediction, target, "per_antenna_step").item()
+    assert results["test/nmse_per_antenna"] == pytest.approx(expected, rel=1e-4)
     steps = [results[f"test/nmse_step{step}_db"] for step in range(1, H + 1)]
     expected = nmse(prediction[:, :, :, :1], target[:, :, :, :1], "per_sample")
     assert steps[0] == pytest.approx(10 * math.log10(expected), abs=1e-3)
