@@ -23,8 +23,9 @@ class ESPRIT(Exponentials):
         horizons: Number of steps predicted.
         window: Values in a window, more than the exponentials that can be found; at most the history. None: seven
             eighths of the history where many series share their Dopplers, three quarters otherwise.
-        order: Number of exponentials: a number; `noise`: eigenvalues above what the noise's variance explains; `mdl`:
-            by minimum description length (Wax and Kailath, IEEE Trans. ASSP 33(2), 1985), with no noise variance.
+        order: Number of exponentials: a number, of which a series that holds fewer gets those it holds; `noise`:
+            eigenvalues above what the noise's variance explains; `mdl`: by minimum description length (Wax and Kailath,
+            IEEE Trans. ASSP 33(2), 1985), with no noise variance.
         share: `tap`: all antennas, or beams, of a delay share their Dopplers; `bin`: each bin has its own.
         unit_modulus: Moves all poles onto the unit circle: paths neither grow nor fade. Otherwise those outside only.
         forward_backward: Counts each window also reversed and conjugated: twice the windows where nothing fades.

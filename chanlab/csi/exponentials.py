@@ -31,8 +31,9 @@ class Exponentials(nn.Module):
         horizons: Number of steps predicted.
         window: Values in a window; None: seven eighths of the history where many series share their poles, three
             quarters otherwise.
-        order: Number of exponentials: a number; `noise`: eigenvalues above what the noise's variance explains; `mdl`:
-            by minimum description length (Wax and Kailath, IEEE Trans. ASSP 33(2), 1985), with no noise variance.
+        order: Number of exponentials: a number, of which a series that holds fewer gets those it holds; `noise`:
+            eigenvalues above what the noise's variance explains; `mdl`: by minimum description length (Wax and Kailath,
+            IEEE Trans. ASSP 33(2), 1985), with no noise variance.
         share: `tap`: all antennas, or beams, of a delay share their poles; `bin`: each bin has its own.
         unit_modulus: Moves all poles onto the unit circle. Otherwise those outside only.
         forward_backward: Counts each window also reversed and conjugated.
@@ -136,21 +137,22 @@ class Exponentials(nn.Module):
 
     def _orders(self, values: Tensor, noise: Tensor, count: int) -> Tensor:
         """Number of exponentials in each item, from descending eigenvalues `[item, size]`."""
-        size = values.shape[-1]
+        size, rounding = values.shape[-1], 1e-13 * values[:, :1]
+        rank = (values > rounding).sum(-1)
         if isinstance(self.order, int):
-            return torch.full(values.shape[:1], self.order, device=values.device)
-        floor = torch.maximum(noise, 1e-13 * values[:, 0])[:, None]  # rank, up to rounding in double precision
+            return rank.clamp(max=self.order)
+        floor = torch.maximum(noise[:, None], rounding)
         if self.order == "noise":
             rows = count * (2 if self.forward_backward else 1)
             edge = (1.0 + math.sqrt(size / rows)) ** 2  # largest eigenvalue of unit noise (Marchenko and Pastur)
             return (values > floor * edge).sum(-1)
-        values = torch.maximum(values, 1e-13 * values[:, :1])
+        values = torch.maximum(values, rounding)
         tail = torch.arange(size, 0, -1, device=values.device)  # eigenvalues beyond the k largest, k = 0 …
         arithmetic = values.flip(-1).cumsum(-1).flip(-1) / tail
         geometric = values.log().flip(-1).cumsum(-1).flip(-1) / tail
         k = torch.arange(size, device=values.device)
         length = count * tail * (arithmetic.log() - geometric) + 0.5 * k * (2 * size - k) * math.log(max(2, count))
-        return length.argmin(-1)
+        return torch.minimum(length.argmin(-1), rank)
 
     def _inside(self, poles: Tensor) -> Tensor:
         """Poles outside the unit circle, or all of them, moved onto it."""

@@ -191,6 +191,16 @@ def test_a_channel_without_power_stays_so():
         assert not predictor(torch.zeros(1, 1, 2, T, 4, dtype=torch.complex64), torch.ones(1)).any()
 
 
+@pytest.mark.parametrize("share", ["tap", "bin"])
+@pytest.mark.parametrize("method", [ESPRIT, MatrixPencil])
+def test_a_number_of_exponentials_above_those_there_are(method, share):
+    constant = torch.ones(1, 1, 2, T, 4, dtype=torch.complex64)
+    predictor = method(H, order=3, share=share)
+    for noise in (None, torch.zeros(1)):
+        assert torch.equal(predictor(0 * constant, noise), torch.zeros_like(constant[:, :, :, :H]))
+        torch.testing.assert_close(predictor(constant, noise), constant[:, :, :, :H])
+
+
 def test_mistakes_are_named():
     history, _ = split(exponentials())
     for make in (
