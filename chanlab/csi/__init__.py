@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from chanlab.csi.learned_wiener import CachedPrediction, LearnedWiener
     from chanlab.csi.llm import LLM
     from chanlab.csi.llm4cp import LLM4CP
-    from chanlab.csi.lomax import Distribution
     from chanlab.csi.matrix_pencil import MatrixPencil
     from chanlab.csi.module import CSIPredictionModule, load_predictor
     from chanlab.csi.pad import PAD
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from chanlab.csi.ray_pursuit import RayPursuit
     from chanlab.csi.rnn import RNN
     from chanlab.csi.softs import SOFTS
+    from chanlab.csi.student_t import ComplexStudentT
     from chanlab.csi.transformer import Transformer
     from chanlab.csi.weights import load_weights, save_weights, trained_state
     from chanlab.csi.wifo import WiFo
@@ -48,7 +48,7 @@ _HOMES = {
     "CNN": "cnn",
     "CSIPredictionModule": "module",
     "CachedPrediction": "learned_wiener",
-    "Distribution": "lomax",
+    "ComplexStudentT": "student_t",
     "DopplerCodebook": "doppler_codebook",
     "ESPRIT": "esprit",
     "GRU": "gru",
@@ -92,7 +92,7 @@ __all__ = [
     "CSIPredictionModule",
     "CachedPrediction",
     "ClassGenie",
-    "Distribution",
+    "ComplexStudentT",
     "DopplerCodebook",
     "LearnedWiener",
     "MatrixPencil",

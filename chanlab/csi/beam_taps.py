@@ -103,18 +103,23 @@ def pick_taps(taps: Tensor, index: Tensor) -> Tensor:
 def snapshot_noise(taps: Tensor) -> Tensor:
     """Noise variance of each snapshot from its weakest tenth of beams and taps, `[batch, time]`.
 
-    A snapshot with almost no power (a lost one) is marked by a variance of `LOST`.
+    A snapshot with almost no power beside the strongest quarter (a lost one) is marked by a variance of `LOST`.
 
     Args:
         taps: Complex `[batch, series, column, row, tap, time]`, of unit mean power.
     """
     power = square(taps).mean(1).flatten(1, 3)  # [batch, beam and tap, time]
-    weakest = power.median(-1).values.argsort(1)[:, : max(1, power.shape[1] // 10)]
-    noise = power.gather(1, weakest[..., None].expand(-1, -1, power.shape[-1])).mean(1)
     whole = power.mean(1)
-    lost = whole < 1e-3 * whole.median(1, keepdim=True).values
-    noise = noise.clamp_min(1e-4)
-    return torch.where(lost, LOST, noise)
+    lost = whole < 1e-3 * whole.quantile(0.75, 1, keepdim=True)
+    usual = torch.nanmedian(torch.where(lost[:, None], math.nan, power), -1).values
+    weakest = usual.argsort(1)[:, : max(1, power.shape[1] // 10)]
+    noise = power.gather(1, weakest[..., None].expand(-1, -1, power.shape[-1])).mean(1)
+    return torch.where(lost, LOST, noise.clamp_min(1e-4))
+
+
+def noise_level(noise: Tensor) -> Tensor:
+    """Noise variance of a window `[batch]`: the median of its snapshots' `[batch, time]`, lost ones left out."""
+    return torch.nanmedian(torch.where(noise >= LOST, math.nan, noise), -1).values
 
 
 @functools.lru_cache(maxsize=16)

@@ -40,7 +40,7 @@ class _Solve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         matrix, solution = ctx.saved_tensors
-        right = _solve(matrix, gradients[0])
+        right = solve_hermitian(matrix, gradients[0])
         return -right @ solution.mH, right
 
 

@@ -18,7 +18,7 @@ def _sweep(
     matrix, right, solution, count, size, columns: tl.constexpr, padded: tl.constexpr, systems: tl.constexpr
 ) -> None:
     """-A⁻¹ by sweeping every pivot, then -(-A⁻¹) B; real and imaginary parts lie side by side."""
-    system = tl.program_id(0) * systems + tl.arange(0, systems)
+    system = tl.program_id(0).to(tl.int64) * systems + tl.arange(0, systems)
     index = tl.arange(0, padded)
     which, row, column = system[:, None, None], index[None, :, None], index[None, None, :]
     inside = (which < count) & (row < size) & (column < size)

@@ -17,6 +17,7 @@ from chanlab.csi.beam_taps import (
     NUM_LINES,
     beam_directions,
     coherence_features,
+    noise_level,
     pick_taps,
     snapshot_noise,
     spectral_features,
@@ -25,9 +26,9 @@ from chanlab.csi.beam_taps import (
 )
 from chanlab.csi.doppler_wiener import doppler_posterior
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
-from chanlab.csi.lomax import Distribution
 from chanlab.csi.lost_snapshots import fill_lost
 from chanlab.csi.predictor import check_history, normalise
+from chanlab.csi.student_t import ComplexStudentT
 from chanlab.csi.tap_language import TapLanguage
 from chanlab.csi.window_augmentation import augment_windows
 from chanlab.errors import UsageError
@@ -120,7 +121,7 @@ class LearnedWiener(nn.Module):
         self.duplex = duplex
         self.fdd_offset = fdd_offset
         self.components = components
-        self.strong_taps = min(strong_taps, NUM_TAPS)
+        self.strong_taps = min(strong_taps, NUM_TAPS - 1)
         self.augmentation = augmentation
         self.embed = nn.Linear(NUM_FEATURES, dim)
         self.tap = nn.Parameter(0.02 * torch.randn(NUM_TAPS, dim))
@@ -139,6 +140,9 @@ class LearnedWiener(nn.Module):
         self.rest_deviation = nn.Parameter(torch.zeros(2, STEPS))
         self.shrink = nn.ModuleList(_per_antenna(1, [4.0]) for _ in range(2))
         self.trust = nn.ModuleList(_per_antenna(2, [0.0, 1.0]) for _ in range(2))
+        for head in (self.shrink, self.trust):  # of a band that isn't predicted: there to be loaded, not to be trained
+            for band, used in enumerate((duplex != "fdd", duplex != "tdd")):
+                head[band].requires_grad_(used)
         with torch.no_grad():
             for layer in (self.spectrum, self.whiteness, self.spread, self.deviation[2]):
                 layer.weight.mul_(0.1)  # type: ignore[operator]
@@ -160,7 +164,7 @@ class LearnedWiener(nn.Module):
 
     def distribution(
         self, history: Tensor, noise_variance: Tensor | None = None, ahead: Tensor | None = None
-    ) -> Distribution:
+    ) -> ComplexStudentT:
         """The prediction and the variance of its error; arguments as in `forward`."""
         check_history(history, min_time=2)
         return self.predict_taps(self.to_taps(history), history.shape[-1], noise_variance, ahead)
@@ -183,7 +187,7 @@ class LearnedWiener(nn.Module):
 
     def predict_taps(
         self, taps: Tensor, num_subcarriers: int, noise_variance: Tensor | None, ahead: Tensor | None = None
-    ) -> Distribution:
+    ) -> ComplexStudentT:
         """The prediction from `to_taps` of a window."""
         if ahead is None:
             ahead = torch.arange(1, self.horizons + 1, device=taps.device)
@@ -192,7 +196,7 @@ class LearnedWiener(nn.Module):
         taps = scaled[:, :, 0].movedim(-2, -1).reshape(taps.shape)
         if noise_variance is None:
             noise = snapshot_noise(taps)
-            level = noise.median(-1).values
+            level = noise_level(noise)
             taps = fill_lost(taps, noise)
         else:
             level = (noise_variance.to(scale) / scale**2).clamp_min(1e-6)  # logarithms follow
@@ -206,7 +210,7 @@ class LearnedWiener(nn.Module):
         with torch.autocast(taps.device.type, enabled=False):
             bands = self._bands(seen, noise, level, ahead)
             parts = [self._to_ports(band, num_subcarriers, scale, level, ahead) for band in bands]
-        return Distribution(*(torch.cat(part, -1) for part in zip(*parts, strict=True)))
+        return ComplexStudentT(*(torch.cat(part, -1) for part in zip(*parts, strict=True)))
 
     def _read(self, taps: Tensor, coherences: Tensor, strong: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The strongest taps cleaned, their periodogram, and what the network makes of them."""
@@ -269,7 +273,7 @@ class LearnedWiener(nn.Module):
         loading = noise[:, None, None] + (1e-5 + 1e-2 * power)[..., None]
         history = seen.rest.permute(0, 2, 3, 1, 4, 5).flatten(3, 4)
         posterior = doppler_posterior(spectrum[..., None, :], loading, history, ahead)
-        mean = posterior.mean[:, :, :, 0].unflatten(3, (-1, count)).permute(0, 3, 5, 1, 2, 4)  # type: ignore[no-untyped-call]
+        mean = posterior.mean[:, :, :, 0].unflatten(3, (seen.rest.shape[1], count)).permute(0, 3, 5, 1, 2, 4)  # type: ignore[no-untyped-call]
         variance = posterior.variance.clamp_min(1e-7)[:, :, :, None].expand(-1, -1, -1, count, -1)
         return mean, variance, power[..., None, None].expand(-1, -1, -1, count, 1)
 
@@ -314,14 +318,15 @@ class LearnedWiener(nn.Module):
     def training_loss(self, history: Tensor, target: Tensor, noise_variance: Tensor | None = None) -> Tensor:
         """What is minimised: the mean of error over power per antenna and step, plus a likelihood for the variances.
 
-        Powers are floored at 1 % of their sample's mean, so that deep fades don't rule the gradients.
+        Powers are floored at 1 % of their sample's mean, so that deep fades don't rule the gradients; a window without
+        power counts nothing.
 
         Args:
             history: See `forward`.
             target: Noiseless, as `forward` returns it.
             noise_variance: See `forward`.
         """
-        if self.augmentation and noise_variance is not None:
+        if self.augmentation:
             offset = 0.0 if self.duplex == "tdd" else self.fdd_offset
             history, target, noise_variance = augment_windows(
                 history, target, noise_variance, self.tx_shape, offset, self.augmentation
@@ -330,9 +335,11 @@ class LearnedWiener(nn.Module):
         bands = 2 if self.duplex == "both" else 1
         error = square(found.mean - target).unflatten(-1, (bands, -1))  # type: ignore[no-untyped-call]
         power = square(target).unflatten(-1, (bands, -1)).sum(-1)  # type: ignore[no-untyped-call]
-        ratio = error.sum(-1) / (power + 0.01 * power.mean((1, 2, 3), keepdim=True))
-        surprise = -found._replace(mean=found.mean.detach()).log_likelihood(target).mean()
-        return bands * ratio.mean() + 0.05 * surprise  # type: ignore[no-any-return]
+        floored = power + 0.01 * power.mean((1, 2, 3), keepdim=True)
+        ratio = torch.where(floored > 0, error.sum(-1) / torch.where(floored > 0, floored, 1.0), 0.0)
+        surprise = -found._replace(mean=found.mean.detach()).log_likelihood(target)
+        surprise = torch.where(floored > 0, surprise.unflatten(-1, (bands, -1)).mean(-1), 0.0)  # type: ignore[no-untyped-call]
+        return bands * ratio.mean() + 0.05 * surprise.mean()  # type: ignore[no-any-return]
 
 
 class CachedPrediction:

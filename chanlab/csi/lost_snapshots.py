@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from chanlab.csi.beam_taps import LOST, NUM_LINES, spectral_features
+from chanlab.csi.beam_taps import LOST, NUM_LINES, noise_level, spectral_features
 from chanlab.csi.doppler_wiener import doppler_posterior
 
 ROUNDS = 2
@@ -26,7 +26,7 @@ def fill_lost(taps: Tensor, noise: Tensor) -> Tensor:
     lost = noise >= LOST
     if not taps.is_cuda and not lost.any():  # on a GPU asking would mean waiting for it
         return taps
-    level = noise.median(-1).values
+    level = noise_level(noise)
     floor = level[:, None, None, None, None]
     instants = torch.arange(1 - taps.shape[-1], 1, device=taps.device)
     filled = taps

@@ -29,8 +29,8 @@ class CSIPredictionModule(LightningModule):
     Frozen parameters of a pre-trained backbone aren't stored in checkpoints; they are loaded again from where they came
     from, and checked.
 
-    Logged for `val` and `test`: `nmse_db` (per sample), `nmse_pooled_db`, `nmse_median_db`, `nmse_per_antenna` (linear,
-    the figure of CSI-4CAST's protocol, for one band) and `sgcs`; for `test` also
+    Logged for `val` and `test`: `nmse_db` (per sample), `nmse_pooled_db`, `nmse_median_db` and `sgcs`; for `test` also
+    `nmse_per_antenna` (linear, the figure of CSI-4CAST's protocol, for one band; where each antenna has power) and
     `nmse_step1_db`, … by step of the horizon (per sample).
 
     Args:
@@ -74,6 +74,8 @@ class CSIPredictionModule(LightningModule):
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
         self.metrics = nn.ModuleDict({f"{split}_metrics": _metrics(split) for split in ("val", "test")})
         self.test_steps = NMSEByStep(self.horizons, reduction="per_sample")
+        self.test_antennas = NMSE("per_antenna_step")
+        self.silent_antennas = False
 
     def forward(self, history: Tensor, noise_variance: Tensor | None = None) -> Tensor:
         """The predictor's own forward; see `chanlab.csi.Predictor`."""
@@ -135,6 +137,10 @@ class CSIPredictionModule(LightningModule):
             by_step = to_db(self.test_steps.compute())
             self.log_dict({f"test/nmse_step{step + 1}_db": value.float() for step, value in enumerate(by_step)})
         self.test_steps.reset()
+        if self.test_antennas.update_called and not self.silent_antennas:
+            self.log("test/nmse_per_antenna", self.test_antennas.compute().float())
+        self.test_antennas.reset()
+        self.silent_antennas = False
 
     def on_train_batch_start(self, batch: CSIBatch, batch_idx: int) -> None:
         """Sets the learning rate from the number of steps done and to come.
@@ -186,6 +192,11 @@ class CSIPredictionModule(LightningModule):
         self.metrics[f"{split}_metrics"].update(prediction, target)  # type: ignore[operator]
         if split == "test":
             self.test_steps.update(prediction, target)
+            _, power = nmse_terms(prediction, target, dim=-1, validate=False)
+            if (power > 0).all():
+                self.test_antennas.update(prediction, target)
+            else:
+                self.silent_antennas = True
 
     def _log(self, split: str) -> None:
         metrics = self.metrics[f"{split}_metrics"]
@@ -253,7 +264,6 @@ def _metrics(split: str) -> MetricCollection:
             f"{split}/nmse_db": NMSE("per_sample", db=True),
             f"{split}/nmse_pooled_db": NMSE("pooled", db=True),
             f"{split}/nmse_median_db": NMSE("median", db=True),
-            f"{split}/nmse_per_antenna": NMSE("per_antenna_step"),
             f"{split}/sgcs": SGCS(),
         },
         compute_groups=False,

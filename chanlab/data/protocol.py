@@ -9,7 +9,6 @@ base station: `csi4cast` does the same, `csi4cast_sionna2` doesn't.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal, NamedTuple
@@ -163,13 +162,14 @@ class Protocol:
 
     def cell(self, number: int) -> Cell:
         """The cell with this number."""
-        return self._ordered[number]
+        return self.all_cells[number]
 
-    @functools.cached_property
-    def _ordered(self) -> tuple[Cell, ...]:
+    @property
+    def all_cells(self) -> tuple[Cell, ...]:
+        """Cells in the order of their numbers; made anew each time: ask once for many."""
         return tuple(self._numbers)
 
-    @functools.cached_property
+    @property
     def _numbers(self) -> dict[Cell, int]:
         # The regular cells come first, whatever other sets hold.
         return {cell: i for i, cell in enumerate(dict.fromkeys(c for cells in self.cells.values() for c in cells))}

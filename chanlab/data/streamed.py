@@ -136,7 +136,8 @@ class StreamedCSI:
             self.protocol.interval,
             self.protocol.subcarrier_spacing,
         )
-        speed = torch.tensor([self.protocol.cell(c).speed for c in cell_number(ids).tolist()], device=device)
+        cells = self.protocol.all_cells
+        speed = torch.tensor([cells[c].speed for c in cell_number(ids).tolist()], device=device)
         return CSIBatch(noisy, target, variance, snr, on_device, torch.zeros_like(on_device), speed)
 
     @torch.no_grad()

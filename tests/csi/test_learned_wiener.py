@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from chanlab.csi import CachedPrediction, LearnedWiener, NoPrediction, evaluate_protocol, load_weights
-from chanlab.csi.beam_taps import pick_taps, snapshot_noise, strongest_taps
+from chanlab.csi.beam_taps import noise_level, pick_taps, snapshot_noise, strongest_taps
 from chanlab.csi.doppler_wiener import doppler_posterior
 from chanlab.csi.hermitian import solve_hermitian
 from chanlab.csi.learned_wiener import _to_places
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
-from chanlab.csi.lomax import Distribution
 from chanlab.csi.lost_snapshots import fill_lost
+from chanlab.csi.student_t import ComplexStudentT
 from chanlab.csi.window_augmentation import augment_windows
 from chanlab.data import StreamedCSI
 from chanlab.errors import UsageError
@@ -163,15 +163,21 @@ def test_bounds_hold_what_they_promise_and_the_density_integrates_to_one(shape):
     power = 0.3 / gamma.sample((200_000,))  # of a complex Gaussian: its mean is 0.3 shape / (shape - 1)
     error = torch.randn(200_000, dtype=torch.complex64, generator=generator) * power.sqrt()
     variance = torch.full((200_000,), 0.3 * shape / (shape - 1))
-    found = Distribution(torch.zeros_like(error), variance, torch.full_like(variance, shape))
+    found = ComplexStudentT(torch.zeros_like(error), variance, torch.full_like(variance, shape))
     for probability in (0.5, 0.9):
         assert (error.abs() < found.bound(probability)).float().mean() == pytest.approx(probability, abs=0.005)
     radius = torch.logspace(-4, 3, 4001, dtype=torch.float64)
-    one = Distribution(torch.zeros(1, dtype=torch.complex128), variance[:1].double(), torch.tensor([shape]).double())
+    one = ComplexStudentT(torch.zeros(1, dtype=torch.complex128), variance[:1].double(), torch.tensor([shape]).double())
     density = one.log_likelihood(radius.to(torch.complex128)).exp()
     assert torch.trapezoid(2 * math.pi * radius * density, radius) == pytest.approx(1.0, abs=0.01)
     with pytest.raises(UsageError, match="between 0 and 1"):
         found.bound(1.0)
+
+
+def test_a_distribution_almost_gaussian_has_gaussian_bounds():
+    one = torch.ones(3)
+    found = ComplexStudentT(torch.zeros(3, dtype=torch.complex64), one, one * 1e8).bound(0.9)
+    torch.testing.assert_close(found, one * math.sqrt(math.log(10)), rtol=1e-5, atol=0)
 
 
 # Augmentation
@@ -181,7 +187,7 @@ def test_bounds_hold_what_they_promise_and_the_density_integrates_to_one(shape):
 def test_a_changed_window_is_a_window_still(bands, offset):
     """A path that is shifted in Doppler, delay and angle is a path: history and target stay parts of one channel."""
     torch.manual_seed(5)
-    place = torch.arange(12) / 12
+    place = torch.arange(24) / 24
     places = torch.cat([place, place + 1.5]) if bands == 2 else place + offset
     port, time = torch.arange(8), torch.arange(-5.0, 3.0)
 
@@ -206,10 +212,12 @@ def test_a_changed_window_is_a_window_still(bands, offset):
         torch.testing.assert_close(
             over_ports, reference[:, None, None, None, None].expand_as(over_ports), rtol=0, atol=1e-3
         )
-    if offset == 0:
-        follows = target[single][:, :, :, 0] / history[single][:, :, :, -1]
-        reference = history[single][:, 0, 0, 1, 0] / history[single][:, 0, 0, 0, 0]
-        torch.testing.assert_close(follows, reference[:, None, None, None].expand_as(follows), rtol=0, atol=1e-3)
+    # Its delay, from neighbouring subcarriers of the history, tells every subcarrier of the target.
+    found = history[single]
+    delay = (found[..., 1:] / found[..., :-1]).angle().mean((1, 2, 3, 4)) * -24 / (2 * math.pi)
+    next_step = found[:, :, :, -1, 0] * found[:, :, :, 1, 0] / found[:, :, :, 0, 0]
+    expected = next_step[..., None] * torch.exp(-2j * math.pi * delay[:, None, None, None] * places)
+    torch.testing.assert_close(target[single][:, :, :, 0], expected, rtol=0, atol=0.02)
 
 
 def test_no_change_without_probability_and_noise_mixes_as_power():
@@ -217,10 +225,23 @@ def test_no_change_without_probability_and_noise_mixes_as_power():
     window = noise(16, 1, 8, 6, 12), noise(16, 1, 8, 2, 12), torch.rand(16)
     for now, then in zip(augment_windows(*window, (1, 8, 1), 0.0, 0.0), window, strict=True):
         torch.testing.assert_close(now, then)
-    mixed = augment_windows(*window, (1, 8, 1), 0.0, 0.9)[2]
-    assert (mixed != window[2]).any()
-    assert mixed.max() <= window[2].max()
-    assert mixed.min() >= window[2].min()
+    silent = torch.zeros_like(window[0]), torch.zeros_like(window[1]), window[2]
+    assert torch.equal(augment_windows(*silent, (1, 8, 1), 0.0, 0.9)[1], silent[1])
+    alone = tuple(x[:1] for x in window)
+    assert augment_windows(*alone, (1, 8, 1), 0.0, 0.9)[2] == alone[2], "there is no other window"
+    assert augment_windows(*window[:2], None, (1, 8, 1), 0.0, 0.9)[2] is None
+
+
+def test_mixtures_keep_power_and_state_their_noise():
+    torch.manual_seed(1)
+    level = torch.logspace(-2, 2, 512)
+    pure = 0.001 * noise(512, 1, 8, 6, 12)
+    history, _, variance = augment_windows(
+        pure * level.view(-1, 1, 1, 1, 1), pure[:, :, :, :2], 1e-6 * level**2, (1, 8, 1), 0.0, 0.9
+    )
+    ratio = history.abs().square().mean((1, 2, 3, 4)) / variance
+    assert ratio.mean() == pytest.approx(1.0, abs=0.02), "all of it is noise"
+    assert (variance / (1e-6 * level**2)).min() > 0.5, "no window drowns in a stronger one"
 
 
 # The predictor
@@ -330,6 +351,17 @@ def test_lost_snapshots_are_filled_and_others_left_alone():
     assert error < 0.02, "the power is 1"
 
 
+def test_lost_snapshots_are_found_where_most_are_lost():
+    torch.manual_seed(3)
+    taps = 0.1 * noise(2, 2, 4, 4, NUM_TAPS, 16)
+    taps[..., :30, :] += 1.0
+    taps[0, ..., :9] = 0
+    found = snapshot_noise(taps)
+    assert (found >= 1e3).sum(1).tolist() == [9, 0]
+    for level in noise_level(found):
+        assert level == pytest.approx(0.01, rel=0.35), "that of snapshots that arrived, in taps without signal"
+
+
 def test_noise_is_found_snapshot_by_snapshot_and_lost_ones_are_marked():
     torch.manual_seed(2)
     taps = noise(1, 2, 4, 4, NUM_TAPS, 16) * 0.3
@@ -359,6 +391,23 @@ def test_it_learns():
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert all(p.grad is not None and p.grad.isfinite().all() for p in predictor.parameters())
+
+
+def test_every_tap_may_be_asked_for_and_silent_windows_count_nothing():
+    predictor = small(duplex="both", strong_taps=NUM_TAPS)
+    history, target = noise(2, 1, 32, 16, 96), noise(2, 1, 32, 4, 192)
+    history[1], target[1] = 0, 0
+    loss = predictor.training_loss(history, target, torch.full((2,), 0.1))
+    loss.backward()
+    assert loss.isfinite()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in predictor.parameters())
+
+
+def test_heads_of_a_band_that_is_not_predicted_are_not_trained():
+    predictor = small(duplex="tdd")
+    predictor.training_loss(noise(2, 1, 32, 16, 96), noise(2, 1, 32, 4, 96), torch.full((2,), 0.1)).backward()
+    assert all((p.grad is not None) == p.requires_grad for p in predictor.parameters())
+    assert predictor.state_dict().keys() == small(duplex="both").state_dict().keys()
 
 
 # The shipped weights

@@ -90,6 +90,20 @@ def test_evaluation_logs_the_metrics_of_all_windows(tmp_path):
     assert 0 < results["test/sgcs"] <= 1
 
 
+def test_an_antenna_without_power_leaves_the_other_figures(tmp_path):
+    class Silent(Windows):
+        def loader(self):
+            window = batch()
+            window.target[0, 0, 0] = 0
+            return DataLoader([window], batch_size=None)
+
+        test_dataloader = loader
+
+    results = trainer(tmp_path).test(CSIPredictionModule(AR(H)), datamodule=Silent(), verbose=False)[0]
+    assert math.isfinite(results["test/nmse_db"])
+    assert "test/nmse_per_antenna" not in results
+
+
 def test_a_classical_predictor_can_not_be_fitted(tmp_path):
     with pytest.raises(UsageError, match="chanlab test"):
         trainer(tmp_path).fit(CSIPredictionModule(NoPrediction(H)), datamodule=Windows())

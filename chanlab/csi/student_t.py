@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 from chanlab.errors import UsageError
 
 
-class Distribution(NamedTuple):
-    """A prediction with its uncertainty: errors follow a complex Student's t distribution with 2 x `shape` degrees.
+class ComplexStudentT(NamedTuple):
+    """A prediction whose errors follow a complex Student's t distribution with 2 x `shape` degrees of freedom.
 
     A Gaussian whose variance is itself uncertain, so that |error|² follows a Lomax distribution: the smaller `shape`,
     the heavier the tail. Source: S. Kotz, S. Nadarajah, "Multivariate t Distributions", 2004 (two dimensions).
@@ -34,7 +35,7 @@ class Distribution(NamedTuple):
         """
         if not 0.0 < probability < 1.0:
             raise UsageError(f"the probability is between 0 and 1, not {probability}")
-        spread = torch.tensor(1.0 - probability, device=self.shape.device) ** (-1.0 / self.shape) - 1.0
+        spread = torch.expm1(-math.log1p(-probability) / self.shape)
         return (self.variance * (self.shape - 1.0) * spread).sqrt()
 
     def log_likelihood(self, truth: Tensor) -> Tensor:
