@@ -211,6 +211,10 @@ def load_backbone(name_or_path: str | os.PathLike[str], layers: int, pretrained:
             model = transformers.AutoModel.from_config(config, dtype="float32")
     width = model.get_input_embeddings().weight.shape[1]
     model.set_input_embeddings(nn.Identity())  # the table of tokens is most of a small model, and CSI has no tokens
+    for stack in model.children():
+        if isinstance(stack, nn.ModuleList):
+            for layer in stack:
+                layer.compilable = True  # type: ignore[assignment]
     return Backbone(model.train(), int(width), name, _weights_sha256(model) if pretrained else "")
 
 

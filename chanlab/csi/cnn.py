@@ -47,6 +47,7 @@ class CNN(nn.Module):
             nn.init.xavier_uniform_(convolution.weight, nn.init.calculate_gain("tanh"))
             nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
             self.autoencoder.extend([convolution, nn.Tanh()])
+        self.autoencoder.compilable = True  # type: ignore[assignment]
         self.to_horizons = nn.Conv1d(history, horizons, 3, padding=1)
 
     def forward(self, history: Tensor, noise_variance: Tensor | None = None) -> Tensor:

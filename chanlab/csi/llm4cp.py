@@ -124,6 +124,8 @@ class Branch(nn.Module):
         blocks: Residual blocks.
     """
 
+    compilable = True
+
     def __init__(self, patch: int, features: int, blocks: int) -> None:
         super().__init__()
         self.patch = nn.Linear(patch, patch)

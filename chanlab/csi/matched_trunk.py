@@ -30,6 +30,7 @@ class MatchedTrunk(nn.Module):
         layer = nn.TransformerEncoderLayer(
             width, HEADS, feed_forward, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
+        layer.compilable = True  # type: ignore[assignment]
         self.encoder = nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
 
     def forward(self, inputs_embeds: Tensor) -> Tensor:

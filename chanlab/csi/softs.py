@@ -142,6 +142,8 @@ class STAR(nn.Module):
 class SOFTSLayer(nn.Module):
     """STAR, then a feed-forward network, each beside an identity and with a norm behind."""
 
+    compilable = True
+
     def __init__(self, width: int, core: int, feed_forward: int, dropout: float) -> None:
         super().__init__()
         self.star = STAR(width, core)

@@ -51,6 +51,7 @@ class Transformer(nn.Module):
         layer = nn.TransformerEncoderLayer(
             width, heads, 4 * width, dropout, activation="gelu", batch_first=True, norm_first=True
         )
+        layer.compilable = True  # type: ignore[assignment]
         self.encoder = nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
         self.head = nn.Linear(width, 2 * num_subcarriers)
         nn.init.zeros_(self.head.weight)

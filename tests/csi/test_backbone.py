@@ -33,6 +33,7 @@ def test_truncated_without_tokens(folder):
     first = next(p for n, p in whole.named_parameters() if "layers.0" in n or "h.0" in n)
     assert any(torch.equal(first, p) for p in backbone.parameters())
     assert not [n for n, _ in backbone.named_parameters() if ".2." in n]
+    assert sum(getattr(part, "compilable", False) for part in backbone.modules()) == 2
     x = torch.randn(2, 5, 16)
     assert backbone(inputs_embeds=x).shape == (2, 5, 16)
 
