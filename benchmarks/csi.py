@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from csi_train import FDD
 from csi_train import SYSTEMS as TRAINED
+from csi_train import for_band
 from torch import Tensor, nn
 
 from chanlab.cli.common import run_script, script_parser, table, time_text
@@ -176,7 +176,7 @@ def system(name: str, folders: Sequence[Path], device: str) -> System:
     """A system as its recipe has it, with the weights that are there."""
     recipe = SYSTEMS.get(name, name)
     config = models.read(recipe)
-    tdd = build(config, {}).to(device)
+    tdd = build(config, "tdd").to(device)
     if not is_trainable(tdd):
         elsewhere = torch.device(device).type == "cuda" and isinstance(tdd, EIGENPROBLEMS)
         return System(OnCores(tdd) if elsewhere else tdd, tdd)
@@ -187,21 +187,19 @@ def system(name: str, folders: Sequence[Path], device: str) -> System:
         load_weights(tdd, whole)
         duplex = config["data"]["init_args"].get("duplex", "tdd")
         return System(tdd, tdd, BANDS if duplex == "both" else (duplex,))
-    changes = next((FDD.get(n, {}) for n, r in SYSTEMS.items() if r == recipe), {})
     networks = {}
     for band, path in parts.items():
         if path is not None:
-            networks[band] = tdd if band == "tdd" else build(config, changes).to(device)
+            networks[band] = tdd if band == "tdd" else build(config, band).to(device)
             load_weights(networks[band], path)
     if len(networks) == 2:
         return System(PerBand(**networks).eval(), tdd)
     return System(next(iter(networks.values()), None), tdd, tuple(networks))
 
 
-def build(config: dict[str, Any], changes: dict[str, Any]) -> nn.Module:
-    """The predictor of a recipe, some arguments changed."""
-    node = copy.deepcopy(config["model"]["init_args"]["predictor"])
-    node.setdefault("init_args", {}).update(changes)
+def build(config: dict[str, Any], band: str) -> nn.Module:
+    """The predictor of a recipe, with the arguments that a band asks for."""
+    node = for_band(copy.deepcopy(config["model"]["init_args"]["predictor"]), band)
     predictor: nn.Module = models.instantiate(node, nn.Module)
     return predictor.eval()
 

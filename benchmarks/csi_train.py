@@ -38,10 +38,10 @@ from chanlab.csi import (
     GRU,
     LLM4CP,
     RNN,
-    SOFTS,
     CSIPredictionModule,
     Transformer,
     evaluate_protocol,
+    few_cells,
     load_weights,
     protocol_records,
     save_weights,
@@ -62,22 +62,14 @@ SYSTEMS = {
 """Recipe of each system."""
 
 FDD: dict[str, dict[str, Any]] = {
-    "softs": {"instance_norm": False},
-    "transformer": {"residual": False},
-    "wifo": {"frequency_offset": 450},
+    "chanlab.csi.SOFTS": {"instance_norm": False},
+    "chanlab.csi.Transformer": {"residual": False},
+    "chanlab.csi.WiFo": {"frequency_offset": 450},
 }
-"""Arguments of predictors that differ with targets on another band, as their recipes say."""
+"""Arguments of predictors that differ with targets on another band, as their recipes say; see `for_band`."""
 
 PER_ANTENNA = (LLM4CP, RNN, GRU, CNN, Transformer)
 """Predictors to which each antenna is a series of its own."""
-
-COMPILED: dict[type[nn.Module], tuple[str, ...]] = {
-    LLM4CP: ("frequency", "delay", "backbone.model.layers.*", "backbone.encoder.layers.*"),
-    CNN: ("autoencoder",),
-    SOFTS: ("layers.*",),
-    Transformer: ("encoder.layers.*",),
-}
-"""Parts that torch.compile makes faster. cuDNN's recurrent layers gain nothing; WiFo's masks change its shapes."""
 
 CHECK_STEPS = 20
 EVAL_WINDOWS = 64
@@ -152,13 +144,17 @@ def recipe(system: str) -> dict[str, Any]:
     return models.read(SYSTEMS.get(system, system))
 
 
+def for_band(node: dict[str, Any], duplex: str) -> dict[str, Any]:
+    """The node of a recipe's predictor, whatever the recipe's name, with the arguments that a band asks for."""
+    changes = FDD.get(node["class_path"], {}) if duplex == "fdd" else {}
+    return {**node, "init_args": {**(node.get("init_args") or {}), **changes}}
+
+
 def build(run: Run) -> CSIPredictionModule:
     """A run's predictor as its recipe has it, from its seed, in the module that knows how it is trained."""
     config = copy.deepcopy(recipe(run.system)["model"]["init_args"])
-    node = config.pop("predictor")
-    if run.duplex == "fdd":
-        node["init_args"] = {**(node.get("init_args") or {}), **FDD.get(run.system, {})}
-    if "duplex" in (node.get("init_args") or {}):
+    node = for_band(config.pop("predictor"), run.duplex)
+    if "duplex" in node["init_args"]:
         node["init_args"]["duplex"] = run.duplex
     torch.manual_seed(run.seed)
     return CSIPredictionModule(models.instantiate(node, nn.Module), **config)
@@ -222,7 +218,7 @@ class Compiled:
     """Parts of a predictor that are compiled in training, and not in evaluation, which has other shapes.
 
     Args:
-        predictor: The predictor.
+        predictor: The predictor; parts that torch.compile makes faster are marked `compilable`.
         wanted: False: no part.
     """
 
@@ -230,8 +226,8 @@ class Compiled:
     """Whether compiling has failed in this process: it isn't tried again."""
 
     def __init__(self, predictor: nn.Module, wanted: bool) -> None:
-        patterns = COMPILED.get(type(predictor), ()) if wanted and not Compiled.failed else ()
-        self.parts = [part for pattern in patterns for part in matching(predictor, pattern)]
+        modules = predictor.modules() if wanted and not Compiled.failed else ()
+        self.parts = [part for part in modules if getattr(part, "compilable", False)]
         self.forwards: list[Callable[..., Any]] = [torch.compile(part.forward, dynamic=False) for part in self.parts]
 
     def on(self) -> None:
@@ -250,14 +246,6 @@ class Compiled:
         self.parts, self.forwards, Compiled.failed = [], [], True
         first = (str(error).strip().splitlines() or [""])[0]
         print(f"torch.compile failed, going on without: {type(error).__name__}: {first}", file=sys.stderr)
-
-
-def matching(module: nn.Module, pattern: str) -> list[nn.Module]:
-    """Modules of a name within a module; `*` at its end is every child. None where there is no such name."""
-    found: list[nn.Module] = [module]
-    for name in pattern.split("."):
-        found = [c for m in found for n, c in m.named_children() if name in ("*", n)]
-    return found
 
 
 class Trainer:
@@ -291,7 +279,7 @@ class Trainer:
         """Windows of the validation set, the same for all runs, SNR drawn as in training."""
         samples = self.args.val_samples
         stream = StreamedCSI("csi4cast", "val", duplex=duplex, seed=self.args.test_seed, block_size=samples)  # type: ignore[arg-type]
-        stream.cells = stream.cells[:: self.args.every]
+        stream.cells = few_cells(stream.cells, self.args.every)
         return stream.batch(SampleRequest(stream.ids(samples), split="val"), self.device)
 
     def train(self, run: Run, module: CSIPredictionModule, steps: int | None = None) -> Trained:
@@ -482,7 +470,7 @@ class Trainer:
                 seed=args.test_seed,
                 block_size=samples,  # type: ignore[arg-type]
             )
-            stream.cells = stream.cells[:: args.every]
+            stream.cells = few_cells(stream.cells, args.every)
             stream.max_blocks = len(stream.cells)
             speeds = [cell.speed for cell in stream.cells]
             lone = sorted(v for v in set(speeds) if speeds.count(v) * samples < 2)
@@ -753,7 +741,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         "--sets", nargs="+", default=["regular"], metavar="SET", help="regular, generalization, robustness"
     )
     parser.add_argument("--samples", nargs="+", type=int, default=[20], help="of each cell, for all sets or each")
-    parser.add_argument("--every", type=int, default=1, help="so many cells, in validation and test (default: 1, all)")
+    parser.add_argument("--every", type=int, default=1, help="one cell of so many, spread evenly (default: 1, all)")
     parser.add_argument("--test-seed", type=int, default=1, help="of validation and test sets (default: 1)")
     parser.add_argument("--resamples", type=int, default=100, help="of the bootstrap (default: 100)")
     parser.add_argument("--bits", type=int, choices=[6, 8, 16, 32], default=8, help="of kept weights (default: 8)")

@@ -12,7 +12,18 @@ import pytest
 import torch
 import yaml
 
-from chanlab.csi import CNN, LLM4CP, RNN, SOFTS, CSIPredictionModule, load_weights, save_weights
+from chanlab.csi import (
+    CNN,
+    LLM4CP,
+    RNN,
+    SOFTS,
+    CSIPredictionModule,
+    LearnedWiener,
+    Transformer,
+    load_weights,
+    save_weights,
+)
+from chanlab.data.protocol import CSI4CAST, cell_number
 from chanlab.data.recipe import find_recipe
 from chanlab.errors import UsageError
 from chanlab.metrics import nmse
@@ -24,7 +35,7 @@ csi_train = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # da
 spec.loader.exec_module(csi_train)
 Run, Trainer = csi_train.Run, csi_train.Trainer
 
-TINY = ["--batch", "4", "--block-size", "2", "--val-samples", "1", "--every", "9", "--samples", "1", "--no-compile"]
+TINY = ["--batch", "4", "--block-size", "2", "--val-samples", "1", "--every", "9", "--samples", "2", "--no-compile"]
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +297,26 @@ def test_arguments_in_fdd_are_those_that_recipes_name(system):
             for key, value in given.items()
             if key.startswith("--model.predictor.")
         }
-    assert csi_train.FDD.get(system, {}) == named
+    node = csi_train.recipe(system)["model"]["init_args"]["predictor"]
+    assert csi_train.for_band(node, "tdd")["init_args"] == node["init_args"]
+    assert csi_train.for_band(node, "fdd")["init_args"] == {**node["init_args"], **named}
+
+
+def test_arguments_in_fdd_hold_for_recipes_of_any_name(tmp_path):
+    config = yaml.safe_load(find_recipe("models", "csi4cast_softs").read_text())
+    config["model"]["init_args"]["predictor"]["init_args"] |= {"width": 8, "core": 4, "layers": 1}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    for duplex, normalised in (("tdd", True), ("fdd", False)):
+        for name in (str(tmp_path / "mine.yaml"), "csi4cast_softs"):
+            assert csi_train.build(Run(name, duplex, 1)).predictor.instance_norm == normalised
+
+
+def test_a_subset_of_cells_meets_every_speed(make):
+    trainer = make("--every", "9")[0]
+    speeds = {1.0, 10.0, 30.0}
+    assert {cell.speed for cell in trainer.test_stream("regular", "tdd", 2).cells} == speeds
+    held = trainer.validation("tdd")
+    assert {CSI4CAST.cell(number).speed for number in cell_number(held.sample_id).tolist()} == speeds
 
 
 def test_without_a_compiler_training_goes_on(make, monkeypatch, capsys):
@@ -298,8 +328,8 @@ def test_without_a_compiler_training_goes_on(make, monkeypatch, capsys):
 
     monkeypatch.setattr(torch, "compile", no_compiler)
     monkeypatch.setattr(csi_train.Compiled, "failed", False)
-    monkeypatch.setitem(csi_train.COMPILED, RNN, ("encoder",))
     trainer, run, module = make()
+    module.predictor.encoder.compilable = True
     trainer.args.compile = True
     done = trainer.train(run, module)
     assert (done.complete, done.compiled) == (True, False)
@@ -315,8 +345,8 @@ def test_compiled_parts_are_compiled_in_training_only(make, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(csi_train.Compiled, "failed", False)
-    monkeypatch.setitem(csi_train.COMPILED, RNN, ("encoder",))
     trainer, run, module = make()
+    module.predictor.encoder.compilable = True
     trainer.args.compile = True
     assert trainer.train(run, module).compiled
     assert calls
@@ -330,12 +360,15 @@ def test_compiled_parts_are_compiled_in_training_only(make, monkeypatch):
         (lambda: LLM4CP(12, backbone=None, layers=2, features=4, blocks=1, matched_width=16), 4),
         (lambda: CNN(levels=2), 1),
         (lambda: SOFTS(12, width=8, core=4, layers=3, feed_forward=8), 3),
+        (lambda: Transformer(12, width=8, layers=2, heads=2), 2),
+        (lambda: LearnedWiener(dim=16, layers=2), 3),
+        (lambda: LearnedWiener(dim=16, layers=2, backbone_layers=3), 6),
+        (lambda: RNN(12, hidden=4), 0),
     ],
 )
-def test_named_parts_are_found(predictor, count):
-    module = predictor()
-    found = [p for pattern in csi_train.COMPILED[type(module)] for p in csi_train.matching(module, pattern)]
-    assert len(found) == count
+def test_parts_that_are_marked_are_compiled(predictor, count):
+    assert len(csi_train.Compiled(predictor(), True).parts) == count
+    assert not csi_train.Compiled(predictor(), False).parts
 
 
 def test_out_of_memory_halves_the_batch(make, monkeypatch, capsys):
@@ -354,7 +387,7 @@ def test_out_of_memory_halves_the_batch(make, monkeypatch, capsys):
 
 
 def test_sets_too_small_for_intervals_are_refused_before_training(recipe, tmp_path):
-    command = ["--systems", recipe, "--windows", "8", *TINY, "--every", "10", "--out", str(tmp_path)]
+    command = ["--systems", recipe, "--windows", "8", *TINY, "--samples", "1", "--out", str(tmp_path)]
     with pytest.raises(UsageError, match=r"regular.*1 m/s.*--samples"):
         csi_train.main(command)
     assert not (tmp_path / "runs").exists()
