@@ -326,9 +326,10 @@ def test_without_a_compiler_training_goes_on(make, monkeypatch, capsys):
 
         return fail
 
+    trainer, run, module = make()
+    trainer.validation("tdd")  # imports Sionna, which compiles
     monkeypatch.setattr(torch, "compile", no_compiler)
     monkeypatch.setattr(csi_train.Compiled, "failed", False)
-    trainer, run, module = make()
     module.predictor.encoder.compilable = True
     trainer.args.compile = True
     done = trainer.train(run, module)
@@ -343,9 +344,10 @@ def test_compiled_parts_are_compiled_in_training_only(make, monkeypatch):
     def compile_(forward, **options):
         return lambda *a: (calls.append(torch.is_grad_enabled()), forward(*a))[1]
 
+    trainer, run, module = make()
+    trainer.validation("tdd")  # imports Sionna, which compiles
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(csi_train.Compiled, "failed", False)
-    trainer, run, module = make()
     module.predictor.encoder.compilable = True
     trainer.args.compile = True
     assert trainer.train(run, module).compiled
