@@ -57,14 +57,18 @@ BANDS = ("tdd", "fdd")
 CORES = len(os.sched_getaffinity(0))
 EIGENPROBLEMS = (AR, PAD, VectorKalman, Exponentials)
 """Predictors that solve many small ones, for which a GPU takes longer."""
+SAMPLES = 100
+"""Of each cell, in a full run."""
+SUBSETS = Path("out/csi/results.json")
+"""Records of anything less."""
 PART = 9
 """Cells between two looks at the clock."""
 
 EXAMPLES = """examples:
-  python benchmarks/csi.py --samples 2 --every 10                     (minutes on a CPU)
+  python benchmarks/csi.py --samples 2 --every 10                     (minutes on a CPU; records in out/csi)
   python benchmarks/csi.py --device cuda --systems learned            (100 channels a cell, all cells)
   python benchmarks/csi.py --device cuda --systems classical --sets regular
-  python benchmarks/csi.py --systems ours --sets robustness --every 3 --samples 2
+  python benchmarks/csi.py --systems ours --sets robustness --every 3 --samples 2 --results models/csi/results.json
   python benchmarks/csi.py --device cuda --sets --systems learned     (parameters and latency alone)
 """
 
@@ -107,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"{', '.join(SYSTEMS)}; classical, learned; or any recipe (default: classical and ours)",
     )
     p.add_argument("--sets", nargs="*", default=["regular", "generalization", "robustness"], metavar="SET")
-    p.add_argument("--samples", type=int, default=100, help="samples of each cell (default: 100)")
+    p.add_argument("--samples", type=int, default=SAMPLES, help=f"samples of each cell (default: {SAMPLES})")
     p.add_argument("--every", type=int, default=1, help="take one cell of so many, spread evenly (default: 1, all)")
     p.add_argument(
         "--weights", type=Path, nargs="+", default=[], help="folders of weights, before those of the recipes"
@@ -127,7 +131,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--modes", nargs="+", choices=["eager", "cuda graph", "compiled"], default=["eager", "cuda graph"])
     p.add_argument("--runs", type=int, help="calls that are timed (default: 200 on a GPU, 20 on a CPU)")
     p.add_argument("--tf32", action="store_true", help="matrix products of float32 in TF32, on a GPU")
-    p.add_argument("--results", type=Path, default=MODELS / "results.json", help="where the records go")
+    p.add_argument(
+        "--results",
+        type=Path,
+        help=f"where the records go (default: of all cells of a set, {SAMPLES} samples each, models/csi/results.json, "
+        f"which the card shows; of anything less {SUBSETS})",
+    )
     return run_script(run, p.parse_args(argv), "csi")
 
 
@@ -163,7 +172,13 @@ def run(args: argparse.Namespace) -> None:
         print(table(["system", "set", "duplex", "mean per-antenna NMSE", "95 %"], rows), end="\n\n")
     if not args.no_latency:
         costs(systems, args, end)
-    print(f"done in {time_text(time.monotonic() - start)}; records in {args.results}")
+    print(f"done in {time_text(time.monotonic() - start)}")
+
+
+def destination(args: argparse.Namespace, whole: bool = True) -> Path:
+    """Where records go: what isn't whole must not take the place of the card's own."""
+    whole = whole and args.every == 1 and args.samples >= SAMPLES
+    return args.results or (MODELS / "results.json" if whole else SUBSETS)
 
 
 def chosen(names: Iterable[str]) -> list[str]:
@@ -276,7 +291,8 @@ def accuracy(
         return []
     results = [join_results(same) for same in zip(*parts, strict=True)]
     results = [result for result in results if result.duplex in systems[result.system].bands]
-    print(f"{cells}: {len(results[0].cells)} cells in {time_text(time.monotonic() - start)}")
+    path = destination(args, len(results[0].cells) == len(wanted))
+    print(f"{cells}: {len(results[0].cells)} cells in {time_text(time.monotonic() - start)}; records in {path}")
     noted = {"cells": len(results[0].cells), "samples_per_cell": args.samples}
 
     def described(result: ProtocolResult) -> list[dict[str, Any]]:
@@ -284,7 +300,7 @@ def accuracy(
 
     with ThreadPoolExecutor(CORES) as pool:  # a bootstrap of a whole set takes seconds
         found = [r for records in pool.map(described, results) for r in records]
-    save_records(args.results, found)
+    save_records(path, found)
     return found
 
 
@@ -315,11 +331,12 @@ def costs(systems: dict[str, System], args: argparse.Namespace, end: float | Non
             print(f"time is up before the latency of {name}", file=sys.stderr)
             break
         found = cost(name, one.timed, args)
-        save_records(args.results, found)
+        save_records(destination(args), found)
         by = {r["condition"].get("mode", r["metric"]): r["value"] for r in found}
         times = [f"{by[mode]:.2f}" if mode in by else "" for mode in args.modes]
         rows.append([name, f"{by['parameters']:,.0f}", f"{by['trained_parameters']:,.0f}", *times])
-    print(table(["system", "parameters", "trained", *(f"{mode} [ms]" for mode in args.modes)], rows), end="\n\n")
+    print(table(["system", "parameters", "trained", *(f"{mode} [ms]" for mode in args.modes)], rows))
+    print(f"records in {destination(args)}", end="\n\n")
 
 
 def cost(name: str, predictor: nn.Module, args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """How often the true channel lies within the bounds that LearnedWiener states, cell by cell of CSI-4CAST's protocol.
 
 Over all antennas, steps, subcarriers, SNRs and channels of a cell, the share of entries whose error stays below the
-bound for 50 % and 90 %. Cells are what a reader would call held out: their models, delay spreads and speeds are as the
-set says, `generalization` for those that training never saw.
+bound for 50 % and 90 %. Channels are always new. Cells of `regular` are those that training draws from, not held out;
+of those of `generalization`, training saw about one in twenty: its own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from chanlab.cli.demo import models
 from chanlab.csi import LearnedWiener, few_cells, load_weights
 from chanlab.data import StreamedCSI
 from chanlab.data.protocol import cell_number
+from chanlab.data.recipe import find_recipe
 from chanlab.data.streamed_datamodule import EvaluationOrder
 from chanlab.errors import UsageError
 from chanlab.records import record, save_records
@@ -27,9 +28,14 @@ from chanlab.records import record, save_records
 MODELS = Path(__file__).resolve().parents[1] / "models" / "csi"
 PROBABILITIES = (0.5, 0.9)
 NEAR = 0.03
+SAMPLES = 20
+"""Of each cell, in a full run."""
+SUBSETS = Path("out/csi/results.json")
+"""Records of anything less."""
 EXAMPLES = """examples:
-  python benchmarks/csi_coverage.py --samples 2 --every 9            (minutes on a CPU)
-  python benchmarks/csi_coverage.py --samples 20 --device cuda
+  python benchmarks/csi_coverage.py --samples 2 --every 9            (minutes on a CPU; records in out/csi)
+  python benchmarks/csi_coverage.py --device cuda
+  python benchmarks/csi_coverage.py --weights out/mine.safetensors --results out/mine.json
 """
 
 
@@ -39,12 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--model", default="learned_wiener", metavar="NAME", help="recipe (default: learned_wiener)")
     p.add_argument("--weights", type=Path, help="its weights (default: those beside the recipe)")
     p.add_argument("--sets", nargs="+", default=["regular", "generalization"], metavar="SET")
-    p.add_argument("--samples", type=int, default=20, help="samples of each cell (default: 20)")
+    p.add_argument("--samples", type=int, default=SAMPLES, help=f"samples of each cell (default: {SAMPLES})")
     p.add_argument("--every", type=int, default=1, help="take one cell of so many, spread evenly (default: 1, all)")
     p.add_argument("--batch-size", type=int, default=20, help="windows per call (default: 20)")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cpu")
-    p.add_argument("--results", type=Path, default=MODELS / "results.json", help="where the records go")
+    p.add_argument(
+        "--results",
+        type=Path,
+        help=f"where the records go (default: of all cells of a set, {SAMPLES} samples each, models/csi/results.json, "
+        f"which the card shows; of anything less {SUBSETS})",
+    )
     return run_script(run, p.parse_args(argv), "csi_coverage")
 
 
@@ -52,11 +63,15 @@ def run(args: argparse.Namespace) -> None:
     """All sets."""
     predictor = models.predictor(args.model)
     if not isinstance(predictor, LearnedWiener):
-        raise UsageError(f"{args.model} is {type(predictor).__name__}, which states no uncertainty.")
-    load_weights(predictor, args.weights or MODELS / f"{args.model}.safetensors")
-    predictor = predictor.to(args.device).eval()
+        kind = type(predictor).__name__
+        raise UsageError(f"{args.model} is {kind}, which states no bounds: take a recipe of LearnedWiener.")
     if predictor.duplex != "both":
-        raise UsageError(f"{args.model} predicts {predictor.duplex} only: both bands are asked for.")
+        raise UsageError(f"{args.model} predicts {predictor.duplex} only: take a recipe with `duplex: both`.")
+    name, weights = system(args.model, args.weights)
+    load_weights(predictor, weights)
+    predictor = predictor.to(args.device).eval()
+    whole = args.every == 1 and args.samples >= SAMPLES
+    path = args.results or (MODELS / "results.json" if whole else SUBSETS)
     start = time.monotonic()
     rows, records = [], []
     for cells in args.sets:
@@ -87,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
                 ):
                     records.append(
                         record(
-                            system="ours",
+                            system=name,
                             data="csi4cast",
                             split=cells,
                             condition=about,
@@ -98,9 +113,18 @@ def run(args: argparse.Namespace) -> None:
                             **note,
                         )
                     )
-        save_records(args.results, records)
+        save_records(path, records)
     print(table(["set", "duplex", "bound", "share inside", "cells within 3 points", "worst cell"], rows))
-    print(f"done in {time_text(time.monotonic() - start)}; records in {args.results}")
+    print(f"done in {time_text(time.monotonic() - start)}; records in {path}")
+
+
+def system(model: str, weights: Path | None) -> tuple[str, Path]:
+    """Name in the records, and file of weights: `ours` is the recipe learned_wiener with the weights beside it."""
+    recipe = find_recipe("models", model)
+    beside = MODELS / f"{recipe.stem}.safetensors"
+    if weights is not None and weights.resolve() != beside.resolve():
+        return weights.stem, weights
+    return "ours" if recipe.resolve() == (MODELS / "learned_wiener.yaml").resolve() else recipe.stem, beside
 
 
 @torch.inference_mode()

@@ -107,6 +107,38 @@ def test_who_has_to_know_the_noise_estimates_it_where_nobody_tells(tmp_path, mon
     assert value["pad"] < 0.5 * value["no prediction"]
 
 
+def test_a_subset_leaves_the_cards_records_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "MODELS", tmp_path / "card")
+    monkeypatch.setitem(CSI4CAST.cells, "regular", (Cell("D", 300e-9, 10.0), Cell("A", 30e-9, 30.0)))
+    card, subset = tmp_path / "card" / "results.json", tmp_path / "out" / "csi" / "results.json"
+    line = ["--systems", "no prediction", "--sets", "regular", "--runs", "2"]
+    assert benchmark.main([*line, "--samples", "2"]) == 0
+    assert {r["metric"] for r in json.loads(subset.read_text())} >= {"nmse", "latency"}
+    monkeypatch.setattr(benchmark, "SAMPLES", 2)
+    assert benchmark.main([*line, "--samples", "2", "--every", "2"]) == 0
+    assert not card.exists()
+    subset.unlink()
+    assert benchmark.main([*line, "--samples", "2"]) == 0
+    assert {r["metric"] for r in json.loads(card.read_text())} >= {"nmse", "latency"}
+    assert not subset.exists()
+
+
+def test_a_set_cut_short_is_a_subset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "MODELS", tmp_path / "card")
+    monkeypatch.setattr(benchmark, "SAMPLES", 2)
+    monkeypatch.setattr(benchmark, "PART", 1)
+    monkeypatch.setitem(CSI4CAST.cells, "regular", (Cell("D", 300e-9, 10.0), Cell("A", 30e-9, 30.0)))
+    clock = iter((0.0, 0.0, 30.0, 90.0))
+    monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(clock, 100.0))
+    line = ["--systems", "no prediction", "--sets", "regular", "--samples", "2", "--no-latency", "--total-minutes", "1"]
+    assert benchmark.main(line) == 0
+    assert not (tmp_path / "card").exists()
+    records = json.loads((tmp_path / "out" / "csi" / "results.json").read_text())
+    assert {r["cells"] for r in records} == {1}
+
+
 def test_time_is_kept(tmp_path, capsys):
     results = tmp_path / "results.json"
     line = ["--systems", "no prediction", "--total-minutes", "0", "--results", str(results)]
