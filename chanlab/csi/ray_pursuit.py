@@ -117,7 +117,7 @@ class RayPursuit(nn.Module):
             ahead: Instants asked for, in snapshots after the last, real `[horizon]`; None: 1 ... `horizons`.
 
         Raises:
-            UsageError: The transmit array has another number of ports.
+            UsageError: The transmit array has another number of ports, or another band lies between subcarriers.
         """
         return self.separate(history, noise_variance, ahead).prediction
 
@@ -135,6 +135,7 @@ class RayPursuit(nn.Module):
                 f"The history has {history.shape[2]} transmit ports, but tx_shape {list(self.tx_shape or ())} says "
                 f"{polarizations * columns * rows}: set tx_shape to [polarizations, columns, rows] of the array"
             )
+        distance = 0 if self.duplex == "tdd" else self._band_distance(history.shape[4])
         scale = rms(history)
         seen = (history / scale).to(torch.complex128)
         seen = seen.reshape(len(seen), -1, columns, rows, *seen.shape[3:])  # [batch, series, 4 axes]
@@ -147,7 +148,7 @@ class RayPursuit(nn.Module):
             places[_TIME] = (history.shape[3] - 1) / 2 + ahead.double()
             band, parts = places[3], []
             for number in {"tdd": (0,), "fdd": (1,), "both": (0, 1)}[self.duplex]:
-                places[3] = band + number * self.fdd_offset * len(band)
+                places[3] = band + number * distance
                 parts.append(_sum(_factors(rays.shift, places), rays.gain))
             predicted.append(torch.cat(parts, -1))
 
@@ -156,6 +157,17 @@ class RayPursuit(nn.Module):
             return whole.reshape(*history.shape[:3], *whole.shape[-2:]) * scale
 
         return Separation(joined(predicted), joined(left))
+
+    def _band_distance(self, num_subcarriers: int) -> int:
+        """Subcarriers from the history's band to the other; delays are known up to a turn of each subcarrier."""
+        distance = self.fdd_offset * num_subcarriers
+        whole = round(distance)
+        if abs(distance - whole) > 0.01:
+            raise UsageError(
+                f"fdd_offset {self.fdd_offset:g} places the other band {distance:g} subcarriers from the history's "
+                f"{num_subcarriers}: set fdd_offset to {whole / num_subcarriers:.9g}, which is {whole}"
+            )
+        return whole
 
     @torch.no_grad()
     def find(self, seen: Tensor, noise: Tensor) -> Rays:

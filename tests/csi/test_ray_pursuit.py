@@ -132,6 +132,24 @@ def test_the_other_band_follows_from_delays():
     torch.testing.assert_close(other, both[..., 24:])
 
 
+@pytest.mark.parametrize(("offset", "nearest"), [(1.5, "1.52"), (-0.5, "-0.48"), (0.03, "0.04")])
+def test_the_other_band_is_whole_subcarriers_away(offset, nearest):
+    """Delays are known up to turns of a subcarrier spacing: between subcarriers they say nothing."""
+    history = split(channels(rays=1, subcarriers=25))[0]
+    for duplex in ("fdd", "both"):
+        with pytest.raises(UsageError, match=rf"fdd_offset to {nearest}\b"):
+            RayPursuit(tx_shape=(2, 4, 4), duplex=duplex, fdd_offset=offset)(history)
+    same_band = RayPursuit(tx_shape=(2, 4, 4), fdd_offset=offset)(history)
+    assert same_band.isfinite().all()
+
+
+def test_an_offset_with_few_digits_is_whole_subcarriers():
+    whole = channels(rays=2, subcarriers=60, seed=13)
+    predictor = RayPursuit(tx_shape=(2, 4, 4), duplex="fdd", fdd_offset=1.333333)
+    other = predictor(whole[..., :STEPS, :24], torch.full((3,), 1e-5))
+    assert to_db(nmse(other, whole[..., STEPS:, 32:56])) < -40
+
+
 def test_what_rays_leave_is_noise():
     history, target = split(channels(seed=14))
     observed = noisy(history, 0.1)
