@@ -25,7 +25,10 @@ class PerBand(nn.Module):
     def __init__(self, tdd: nn.Module, fdd: nn.Module) -> None:
         super().__init__()
         if tdd.horizons != fdd.horizons:
-            raise UsageError(f"The predictors of the two bands differ in horizons: {tdd.horizons} and {fdd.horizons}")
+            raise UsageError(
+                f"The predictors of the two bands differ in horizons, {tdd.horizons} and {fdd.horizons}: "
+                "set horizons of both to the same number"
+            )
         self.tdd, self.fdd = tdd, fdd
         self.horizons = int(tdd.horizons)  # type: ignore[arg-type]
 

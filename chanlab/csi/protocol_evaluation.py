@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,7 +81,7 @@ class ProtocolResult:
         """
         chosen = torch.tensor([[where(cell, condition) for condition in self.conditions] for cell in self.cells])
         if not chosen.any():
-            raise UsageError("no cell and condition of this result is chosen.")
+            raise UsageError(f"no cell and condition of this result is chosen: {self._choice()}.")
         steps = slice(None) if step is None else slice(step - 1, step)
         kept = chosen.any(1)
         weight = chosen[kept, :, None, None]
@@ -110,6 +110,15 @@ class ProtocolResult:
             ratio = self.antenna_ratio if reduction == "per_antenna_step" else self.error / self.power
             top, bottom = sums(ratio), sums(torch.ones_like(ratio))
         return bootstrap_interval(top, bottom, strata=stratum.flatten(), **common)
+
+    def _choice(self) -> str:
+        """What `where` may choose among."""
+        models, spreads, speeds = (sorted(set(values)) for values in zip(*self.cells, strict=True))
+        conditions = (f"{condition.kind} {condition.level:g}" for condition in self.conditions)
+        return (
+            f"choose among models {', '.join(models)}, delay spreads {_listed(1e9 * s for s in spreads)} ns, "
+            f"speeds {_listed(speeds)} m/s, and conditions {', '.join(conditions)}"
+        )
 
 
 @torch.inference_mode()
@@ -190,11 +199,28 @@ def join_results(parts: Sequence[ProtocolResult]) -> ProtocolResult:
         parts: Each of other cells, under the same conditions, of as many samples.
 
     Raises:
-        UsageError: They are not of one predictor, band, conditions and number of samples.
+        UsageError: There are none, or they are not of one predictor, band, conditions and number of samples.
     """
-    if len({(p.system, p.duplex, p.conditions, p.error.shape[2:]) for p in parts}) != 1:
-        raise UsageError("results can be joined if predictor, band, conditions and number of samples are the same.")
+    if not parts:
+        raise UsageError("there is nothing to join: give at least one result.")
     first = parts[0]
+    for part in parts[1:]:
+        differ = [
+            name
+            for name, same in (
+                ("system", part.system == first.system),
+                ("duplex", part.duplex == first.duplex),
+                ("conditions", part.conditions == first.conditions),
+                ("number of samples", part.error.shape[2] == first.error.shape[2]),
+                ("number of steps", part.error.shape[3] == first.error.shape[3]),
+            )
+            if not same
+        ]
+        if differ:
+            raise UsageError(
+                f"results of {first.system!r} and {part.system!r} differ in {', '.join(differ)}: join those of each "
+                "predictor and band by themselves, evaluated with the same conditions and samples_per_cell."
+            )
     cells = tuple(cell for part in parts for cell in part.cells)
     tables = (torch.cat([getattr(part, name) for part in parts]) for name in ("antenna_ratio", "error", "power"))
     return ProtocolResult(first.system, first.duplex, cells, first.conditions, *tables)
@@ -257,6 +283,10 @@ def protocol_records(
             )
             add("nmse", result.interval(where=_under(condition), resamples=resamples), **named)
     return records
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)
 
 
 def _at_speed(speed: float) -> Kept:

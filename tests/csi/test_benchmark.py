@@ -67,7 +67,7 @@ def test_judged_only_on_bands_with_weights(weights, tmp_path):
 
 
 def test_horizons_of_both_bands_agree():
-    with pytest.raises(UsageError, match="horizons"):
+    with pytest.raises(UsageError, match="set horizons of both to the same number"):
         PerBand(CNN(horizons=4), CNN(horizons=2))
 
 

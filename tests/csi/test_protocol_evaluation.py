@@ -74,8 +74,20 @@ def test_parts_of_a_set_join_to_the_whole():
     torch.testing.assert_close(joined.nmse("pooled"), whole.nmse("pooled"))
     assert joined.interval("median") == pytest.approx(whole.interval("median"), rel=1e-5)
     other = evaluate_protocol({"other": NoPrediction()}, stream, 3, 8)
-    with pytest.raises(UsageError, match="joined"):
+    with pytest.raises(UsageError, match=r"'np' and 'other' differ in system.*join those of each"):
         join_results([*parts, *other])
+    fewer = evaluate_protocol({"np": NoPrediction()}, stream, 2, 8)
+    with pytest.raises(UsageError, match=r"differ in number of samples"):
+        join_results([*parts, *fewer])
+    with pytest.raises(UsageError, match="at least one"):
+        join_results([])
+
+
+def test_nothing_chosen_tells_what_there_is():
+    stream = StreamedCSI(split="test", block_size=2)
+    (result,) = evaluate_protocol({"np": NoPrediction()}, stream, 2, 8)
+    with pytest.raises(UsageError, match=r"choose among models A, D, delay spreads 30, 300 ns, speeds 10, 30 m/s"):
+        result.interval(where=lambda cell, condition: cell.speed == 3.0)
 
 
 @pytest.mark.parametrize("models", ["ACD", "ABCDE"])
