@@ -2,12 +2,16 @@
 
 import importlib.util
 import json
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
+from exponentials import exponentials, noisy
+from torch import nn
 
-from chanlab.csi import MatrixPencil, ProtocolResult
+from chanlab.cli.demo import models
+from chanlab.csi import ProtocolResult
 from chanlab.data.protocol import CSI4CAST, Cell
 
 CELLS = (Cell("D", 300e-9, 10.0), Cell("A", 30e-9, 30.0))
@@ -40,9 +44,17 @@ def test_orders_are_tried_on_val(monkeypatch, tmp_path, capsys):
     assert orders.main([*line[:-2], "--samples", "1"]) == 2
 
 
-def test_orders_know_every_argument_that_they_try():
-    tried = script("csi_orders").TRIED
-    assert all(MatrixPencil(**setting) for setting in tried["matrix_pencil"])
+@pytest.mark.parametrize("name", list(script("csi_orders").TRIED))
+def test_orders_know_every_argument_that_they_try(name):
+    """Each setting is one that the recipe's predictor takes, for 16 snapshots, and predicts otherwise than the rest."""
+    history, variance = noisy(exponentials(1, 32, 16, 8, num_paths=6), 10.0)
+    node = models.read(f"csi4cast_{name}")["model"]["init_args"]["predictor"]
+    found = []
+    for setting in script("csi_orders").TRIED[name]:
+        predictor = models.instantiate({**node, "init_args": {**node["init_args"], **setting}}, nn.Module)
+        found.append(predictor.eval()(history, variance))
+    assert all(one.isfinite().all() for one in found)
+    assert not any(torch.equal(a, b) for a, b in combinations(found, 2))
 
 
 @pytest.mark.parametrize(("models", "compared"), [("", True), ("DA", True), ("D", False)])
