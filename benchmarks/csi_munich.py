@@ -32,7 +32,17 @@ from chanlab.channels import Paths
 from chanlab.channels.coefficients import port_coefficients
 from chanlab.cli.common import run_script, script_parser, table
 from chanlab.cli.demo import models
-from chanlab.csi import AR, ESPRIT, PAD, MatrixPencil, NoPrediction, VectorKalman, load_weights, save_weights
+from chanlab.csi import (
+    AR,
+    ESPRIT,
+    PAD,
+    CSIPredictionModule,
+    MatrixPencil,
+    NoPrediction,
+    VectorKalman,
+    load_weights,
+    save_weights,
+)
 from chanlab.csi.localised_taps import localised_taps
 from chanlab.csi.module import warmup_cosine
 from chanlab.csi.ray_pursuit import RayPursuit
@@ -49,6 +59,9 @@ EXAMPLES = """examples:
   python benchmarks/csi_munich.py --train-only --finetune-minutes 1 --device cuda --workers 12
   python benchmarks/csi_munich.py --systems fine-tuned scratch              (what was trained, judged)
 """
+RECIPE = "learned_wiener_munich"
+"""How ours is fine-tuned."""
+
 AHEAD = 5e-3
 """Time ahead at which systems are compared and orders chosen [s]."""
 
@@ -294,41 +307,44 @@ def step_of(view: CSIView) -> int:
     )
 
 
-def ours(view: CSIView, augmentation: float = 0.0) -> nn.Module:
-    """The predictor of the recipe learned_wiener, untrained, for one band."""
-    node = copy.deepcopy(models.read("learned_wiener")["model"]["init_args"]["predictor"])
+def ours(view: CSIView) -> nn.Module:
+    """The predictor of the recipe learned_wiener_munich, untrained."""
+    node = copy.deepcopy(models.read(RECIPE)["model"]["init_args"]["predictor"])
     array = view.tx_array
     node["init_args"] |= {
         "horizons": view.horizon,
         "tx_shape": [array.num_polarizations, array.num_cols, array.num_rows],
-        "duplex": "tdd",
-        "augmentation": augmentation,
     }
     built: nn.Module = models.instantiate(node, nn.Module)
     return built
 
 
 def train(
-    model: nn.Module, data: CSIDataModule, device: str, lr: float, minutes: float = 0.0, steps: int = 0
+    module: CSIPredictionModule,
+    data: CSIDataModule,
+    device: str,
+    minutes: float = 0.0,
+    steps: int = 0,
+    clip: float = float("inf"),
 ) -> dict[str, Any]:
-    """Train on split `train`, in place: AdamW, the trunk in bfloat16 on a GPU, rate by `warmup_cosine`.
+    """Train on split `train`, in place, as the module says; the trunk in bfloat16 on a GPU.
 
     Windows are drawn anew each epoch.
 
     Args:
-        model: What is trained.
+        module: What is trained, and its optimizer and rate.
         data: Where windows come from.
         device: Where it is trained.
-        lr: Highest rate.
         minutes: How long; 0: by `steps`.
         steps: How many steps; 0: by `minutes`.
+        clip: Largest norm of the gradient.
 
     Returns:
         Steps, seconds, and the loss every 20th step.
     """
     kind = torch.device(device).type
-    model.to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.02)
+    module.to(device).train()
+    model, optimizer = module.predictor, module.configure_optimizers()
     loader = data.train_dataloader()
     done, skipped, losses, start = 0, 0, [], time.monotonic()
     bar = tqdm(total=steps or None, unit="step", mininterval=5.0)
@@ -341,13 +357,13 @@ def train(
                 bar.close()
                 return {"steps": done, "seconds": passed * 60, "skipped": skipped, "losses": losses}
             for group in optimizer.param_groups:
-                group["lr"] = lr * warmup_cosine(int(1e4 * part), 1e4, 0.05)
+                group["lr"] = module.lr * warmup_cosine(int(1e4 * part), 1e4, module.warmup)
             batch = data.on_after_batch_transfer(type(fetched)(*(x.to(device) for x in fetched)), 0)
             with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
                 loss = model.training_loss(*batch[:3])  # type: ignore[operator]
             optimizer.zero_grad()
             loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
             if norm.isfinite():
                 optimizer.step()
             else:
@@ -413,10 +429,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--limits", action="store_true", help="add what knowing the rays would give")
     p.add_argument("--finetune-minutes", type=float, default=0.0, help="train ours first, for so long each")
     p.add_argument("--finetune-steps", type=int, default=0, help="the same by number of steps")
-    p.add_argument("--lr", type=float, default=3e-4, help="highest rate of fine-tuning; from scratch: the recipe's")
-    p.add_argument("--augmentation", type=float, default=0.5, help="of LearnedWiener, in training (default: 0.5)")
     p.add_argument("--train-only", action="store_true", help="judge nothing")
-    p.add_argument("--batch-size", type=int, default=256, help="windows per step of training")
+    batch_size = models.read(RECIPE)["data"]["init_args"]["batch_size"]
+    p.add_argument("--batch-size", type=int, default=batch_size, help="windows per step of training")
     p.add_argument("--eval-batch-size", type=int, default=32, help="windows per call of a predictor")
     p.add_argument("--workers", type=int, default=2, help="processes that read windows in training")
     p.add_argument("--device", default="cpu")
@@ -445,18 +460,25 @@ def run(args: argparse.Namespace) -> None:
 
 
 def train_ours(args: argparse.Namespace) -> None:
-    """Fine-tune from the shipped weights, then train from random ones for as many steps; write both."""
-    lr = models.read("learned_wiener")["model"]["init_args"]["lr"]
+    """Fine-tune as the recipe says from the shipped weights, then train for as many steps from random ones; write both.
+
+    From random weights the rate is that of the recipe learned_wiener.
+    """
+    recipe = models.read(RECIPE)
+    fit = {k: v for k, v in recipe["model"]["init_args"].items() if k != "predictor"}
+    new = models.read("learned_wiener")["model"]["init_args"]["lr"]
     minutes, steps = args.finetune_minutes, args.finetune_steps
-    for name, rate in (("fine-tuned", args.lr), ("scratch", lr)):
+    for name, rate in (("fine-tuned", fit["lr"]), ("scratch", new)):
         data = CSIDataModule(
             args.store, batch_size=args.batch_size, num_workers=args.workers, seed=args.seed, history=16, horizons=4
         )
         torch.manual_seed(args.seed)
-        model = ours(data.view, args.augmentation)
+        model = ours(data.view)
         if name == "fine-tuned":
             load_weights(model, OURS["ours"])
-        told = train(model, data, args.device, rate, 0.0 if steps else minutes, steps)
+        module = CSIPredictionModule(model, **{**fit, "lr": rate})
+        clip = recipe["trainer"]["gradient_clip_val"]
+        told = train(module, data, args.device, 0.0 if steps else minutes, steps, clip)
         steps = told["steps"]
         told |= {
             "users": len(set(data.windows("train").sample_ids.tolist())),

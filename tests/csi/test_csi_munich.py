@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from chanlab.csi import AR, LearnedWiener
+from chanlab.cli.demo import models
+from chanlab.csi import AR, CSIPredictionModule, LearnedWiener
 from chanlab.data import CSIDataModule, CSIWindows
 from chanlab.metrics import nmse, to_db
 
@@ -47,10 +48,39 @@ def test_training_lowers_the_loss(tiny_store):
     view = data.view
     array = view.tx_array
     model = LearnedWiener(4, (array.num_polarizations, array.num_cols, array.num_rows), dim=16, layers=1)
-    told = benchmark.train(model, data, "cpu", 3e-3, steps=21)
+    told = benchmark.train(CSIPredictionModule(model, lr=3e-3), data, "cpu", steps=21)
     assert told["steps"] == 21
     assert len(told["losses"]) == 2
     assert told["losses"][-1] < told["losses"][0]
+
+
+def test_fine_tuning_is_the_recipes(tiny_store, tmp_path, monkeypatch):
+    """Rates, decay of matrices alone, augmentation, clipping and batches are those of `chanlab fit`."""
+    recipe = models.read("learned_wiener_munich")
+    arguments = recipe["model"]["init_args"]
+    small = benchmark.ours
+
+    def network(view):
+        whole = small(view)
+        assert whole.augmentation == arguments["predictor"]["init_args"]["augmentation"] > 0
+        return LearnedWiener(view.horizon, whole.tx_shape, dim=16, layers=1, augmentation=whole.augmentation)
+
+    monkeypatch.setattr(benchmark, "ours", network)
+    monkeypatch.setattr(benchmark, "load_weights", lambda model, path: None)
+    seen, clipped, step, clip = [], [], torch.optim.AdamW.step, torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *a: (seen.append(self.param_groups), step(self, *a))[1])
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda p, most: (clipped.append(most), clip(p, most))[1])
+    line = ["--store", str(tiny_store), "--train-only", "--finetune-steps", "1", "--workers", "0"]
+    assert benchmark.main([*line, "--batch-size", "2", "--out", str(tmp_path)]) == 0
+    for groups in seen:
+        assert {g["weight_decay"]: {p.ndim > 1 for p in g["params"]} for g in groups} == {
+            arguments["weight_decay"]: {True},
+            0.0: {False},
+        }
+    assert clipped == [recipe["trainer"]["gradient_clip_val"]] * 2
+    told = json.loads((tmp_path / "ours_fine_tuned.json").read_text())
+    assert told["lr"] == arguments["lr"]
+    assert benchmark.parser().parse_args([]).batch_size == recipe["data"]["init_args"]["batch_size"]
 
 
 def test_what_is_written(tiny_store, tmp_path, capsys, monkeypatch):
