@@ -68,7 +68,7 @@ EXAMPLES = """examples:
   python benchmarks/csi.py --samples 2 --every 10                     (minutes on a CPU; records in out/csi)
   python benchmarks/csi.py --device cuda --systems learned            (100 channels a cell, all cells)
   python benchmarks/csi.py --device cuda --systems classical --sets regular
-  python benchmarks/csi.py --systems ours --sets robustness --every 3 --samples 2 --results models/csi/results.json
+  python benchmarks/csi.py --systems ours --sets robustness --every 3 --samples 2    (a subset, too)
   python benchmarks/csi.py --device cuda --sets --systems learned     (parameters and latency alone)
 """
 
