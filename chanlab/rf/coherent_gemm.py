@@ -5,8 +5,8 @@ real matrices, [Re W; Im W] · [cos θ; sin θ]ᵀ, whose four quarters hold all
 phasors exist for one block of paths at a time; the tensor over antennas, paths *and* subcarriers never does. Backward
 forms the phasors anew and needs one more such product.
 
-Phases are formed in double precision as cycles and reduced to ±1/2 before they become single: f τ is 28,000 cycles at
-28 GHz and 1 µs, of which single precision would keep three decimals.
+Phases are formed in double precision as cycles, whole cycles taken off before they become single: f τ is 28,000 cycles
+at 28 GHz and 1 µs, of which single precision would keep three decimals.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def coherent_sum_forward(
     for rows, cols in _blocks(gain, 2 * pairs + 2 * tones):
         wave = _array_wave(departure, arrival, tx_positions, rx_positions, wavelength, rows, cols, gain.dtype)
         weight = wave * gain[rows, None, cols]
-        product = _long_product(_stack(weight), _delay_wave(delay[rows, cols], frequencies, gain.real.dtype))
-        total[rows] += product
+        total[rows] += _product(_stack(weight), _delay_wave(delay[rows, cols], frequencies, gain.real.dtype))
     quarters = total.view(batch, 2, pairs, 2, tones)
     real = quarters[:, 0, :, 0] + quarters[:, 1, :, 1]
     imag = quarters[:, 1, :, 0] - quarters[:, 0, :, 1]
@@ -120,13 +119,16 @@ def _blocks(gain: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
 
 def _reduced(cycles: Tensor, dtype: torch.dtype) -> Tensor:
     """Whole cycles taken off in double precision, then radians in `dtype`; consumes its argument."""
-    return cycles.sub_(cycles.round()).to(dtype).mul_(2 * math.pi)
+    return cycles.frac_().to(dtype).mul_(2 * math.pi)
 
 
 def _delay_wave(delay: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
     """[cos; sin] of 2π f τ, `[batch, 2 subcarrier, path]`."""
     angle = _reduced(frequencies[:, None] * delay[:, None, :], dtype)
-    return torch.cat([angle.cos(), angle.sin()], 1)
+    wave = angle.new_empty(angle.shape[0], 2, *angle.shape[1:])
+    torch.cos(angle, out=wave[:, 0])
+    torch.sin(angle, out=wave[:, 1])
+    return wave.flatten(1, 2)
 
 
 def _array_wave(
@@ -152,11 +154,15 @@ def _stack(x: Tensor) -> Tensor:
     return torch.cat([x.real, x.imag], 1)
 
 
-def _long_product(left: Tensor, right: Tensor) -> Tensor:
-    """Left times right transposed, summed over paths; on a GPU as partial products, summed after."""
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Left times right transposed, summed over paths."""
+    split = left.device.type != "cpu" and left.shape[-1] >= 2 * _SPLIT
+    return _split_product(left, right) if split else left @ right.mT
+
+
+def _split_product(left: Tensor, right: Tensor) -> Tensor:
+    """The same as partial products over `_SPLIT` paths each, summed after."""
     paths = left.shape[-1]
-    if left.device.type == "cpu" or paths < 2 * _SPLIT:
-        return left @ right.mT
     whole = paths - paths % _SPLIT
     parts = [x[..., :whole].reshape(*x.shape[:-1], -1, _SPLIT).transpose(1, 2) for x in (left, right)]
     product = (parts[0] @ parts[1].mT).sum(1)

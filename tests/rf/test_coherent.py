@@ -210,6 +210,22 @@ def test_single_precision_keeps_the_phase_of_a_carrier():
     assert (rounded - want).norm() > 1e-2 * want.norm()
 
 
+@pytest.mark.parametrize("paths", [512, 1024, 1500])
+def test_products_in_parts_are_the_whole_product(paths):
+    gen = torch.Generator().manual_seed(4)
+    left, right = (torch.randn(2, n, paths, dtype=torch.float64, generator=gen) for n in (6, 10))
+    torch.testing.assert_close(coherent_gemm._split_product(left, right), left @ right.mT)
+
+
+def test_second_gradients_are_an_error_not_zero():
+    inputs = draw(paths=3)
+    inputs[1].requires_grad_()
+    power = coherent_sum(*inputs, WAVELENGTH).abs().square().sum()
+    (first,) = torch.autograd.grad(power, inputs[1], create_graph=True)
+    with pytest.raises(RuntimeError, match="coherent_sum_backward"):
+        first.sum().backward()
+
+
 class Largest(TorchDispatchMode):
     """The largest tensor that any operation yields [elements]."""
 
