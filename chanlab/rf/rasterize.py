@@ -110,8 +110,8 @@ def rasterize_sphere(
             f"rasterize_sphere: back end {backend!r} can't draw tensors on {means.device}. Use one of {BACKENDS}; "
             "`cpu` and `cuda` want the tensors there, `reference` takes them anywhere."
         )
-    if not nearest >= 0 or (blur is not None and not blur > 0):
-        raise UsageError(f"rasterize_sphere: nearest ({nearest}) must be 0 or more and blur ({blur}) positive.")
+    if not nearest > 0 or (blur is not None and not blur > 0):
+        raise UsageError(f"rasterize_sphere: nearest ({nearest}) and blur ({blur}) must be positive.")
     variance = 0.3 * panorama.row_step**2 if blur is None else blur**2
     if backend == "reference":
         dense = reference.rasterize(*inputs, panorama, nearest, variance)

@@ -102,14 +102,16 @@ class _Room:
         self._pending: list[tuple[tuple[Any, ...], int, Tensor, torch.cuda.Event]] = []
 
     def before(self, means: Tensor, receivers: int, panorama: Panorama, asked: int | None) -> int:
-        if not torch.cuda.is_current_stream_capturing():
-            self._collect(wait=False)
         most = max(1, means.shape[0] * receivers * _tiles(panorama.height, panorama.width))
         guess = max(1 << 16, 24 * means.shape[0] * receivers)
+        if torch.compiler.is_compiling():
+            return min(most, asked or guess)
+        if not torch.cuda.is_current_stream_capturing():
+            self._collect(wait=False)
         return min(most, asked or self._rooms.get(self._key(means, receivers, panorama), guess))
 
     def after(self, means: Tensor, receivers: int, panorama: Panorama, room: int, state: Tensor) -> None:
-        if torch.cuda.is_current_stream_capturing() or torch.compiler.is_compiling() or len(self._pending) > 64:
+        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing() or len(self._pending) > 64:
             return
         count = torch.empty(1, dtype=torch.int64, pin_memory=True)
         count.copy_(state[:2].view(torch.int64), non_blocking=True)
@@ -151,7 +153,7 @@ def _tiles(height: int, width: int) -> int:
 
 def _state_words(gaussians: int, receivers: int, height: int, width: int, capacity: int) -> int:
     """Size of what a CUDA backward pass needs from its forward pass [int32]; `State` in `sphere.cu` lays it out."""
-    return 4 + 15 * gaussians * receivers + 2 * capacity + receivers * _tiles(height, width) + 1
+    return 4 + 15 * gaussians * receivers + capacity + receivers * _tiles(height, width) + 1
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> Any:
@@ -229,6 +231,73 @@ def _cpu_backward(*arguments: Any) -> tuple[Tensor, ...]:
     given = _pointers([*inputs, by_image, by_transmittance, transmittance, last])
     _succeed(kernels.sphere_cpu_backward(ctypes.byref(problem), wide, given, _pointers(outputs)))
     return outputs
+
+
+@torch.library.impl("chanlab::rasterize_sphere", "CUDA")
+def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs = [x.contiguous() for x in arguments[:7]]
+    asked = _Asked(*arguments[7:14])
+    statistics, capacity = arguments[14:16]
+    means, receivers = inputs[0], inputs[5]
+    items = means.shape[0] * receivers.shape[0]
+    words = _state_words(means.shape[0], receivers.shape[0], asked.height, asked.width, capacity)
+    outputs = _empty_outputs(means, inputs[4], receivers, asked.height, asked.width, statistics, words)
+    if not items:
+        for output, value in zip(outputs, (0, 1, 0, 0, 0, 0, 0), strict=True):
+            output.fill_(value)
+        return outputs
+    if max(items, capacity) >= 1 << 31:
+        raise UsageError(
+            f"rasterize_sphere: {items} Gaussians times receivers are too many; render fewer receivers at once."
+        )
+    kernels, problem = _cuda_library(), asked.problem(inputs[4], receivers)
+    need = ctypes.c_int64()
+    device, room = means.device.index, ctypes.c_int64(capacity)
+    _launched(kernels.sphere_cuda_scratch(ctypes.byref(problem), room, device, ctypes.byref(need)))
+    scratch = means.new_empty(need.value, dtype=torch.uint8)
+    shown = [*outputs[:3], *(outputs[3:5] if statistics else (None, None)), *outputs[5:]]
+    stream = ctypes.c_void_p(torch.cuda.current_stream(means.device).cuda_stream)
+    given, made, memory = _pointers(inputs), _pointers(shown), ctypes.c_void_p(scratch.data_ptr())
+    _launched(kernels.sphere_cuda_forward(ctypes.byref(problem), room, device, given, made, memory, need, stream))
+    return outputs
+
+
+@torch.library.impl("chanlab::rasterize_sphere_backward", "CUDA")
+def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    by_image, by_transmittance, *inputs = (x.contiguous() for x in arguments[:9])
+    transmittance, last, state = arguments[9:12]
+    asked = _Asked(*arguments[12:19])
+    capacity, poses = arguments[19:21]
+    means, signals, receivers = inputs[0], inputs[4], inputs[5]
+    items = means.shape[0] * receivers.shape[0]
+    if not items:
+        return tuple(torch.zeros_like(x) for x in inputs)
+    outputs = tuple(torch.empty_like(x) for x in inputs)
+    kernels, problem = _cuda_library(), asked.problem(signals, receivers)
+    sums = means.new_empty(items * (10 + signals.shape[1]))
+    stream = ctypes.c_void_p(torch.cuda.current_stream(means.device).cuda_stream)
+    given = _pointers([*inputs, by_image, by_transmittance, transmittance, last, state])
+    made, memory, room = _pointers(outputs), ctypes.c_void_p(sums.data_ptr()), ctypes.c_int64(capacity)
+    device = means.device.index
+    _launched(
+        kernels.sphere_cuda_backward(ctypes.byref(problem), room, device, given, made, memory, int(poses), stream)
+    )
+    return outputs
+
+
+def _cuda_library() -> ctypes.CDLL:
+    kernels = library("sphere.cu")
+    kernels.sphere_cuda_error.restype = ctypes.c_char_p
+    return kernels
+
+
+def _launched(code: int) -> None:
+    if code:
+        said = _cuda_library().sphere_cuda_error(code).decode()
+        raise ChanlabError(
+            f"rasterize_sphere: CUDA says `{said}` ({code}). If it names the kernel image or the architecture, build "
+            "for this GPU: CHANLAB_CUDA_ARCHS=MAJOR.MINOR python -m chanlab.rf.build cuda."
+        )
 
 
 def _succeed(code: int) -> None:

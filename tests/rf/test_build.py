@@ -105,6 +105,7 @@ def test_cuda_sources_compile_without_a_gpu(tmp_path):
     except MissingDependencyError as error:
         pytest.skip(str(error))
     assert shutil.which(nvcc)
+    assert build.sources("cuda")
     for path in build.build_all(["cuda"], tmp_path):
         symbols = subprocess.run(["nm", "-D", "--defined-only", str(path)], capture_output=True, text=True, check=True)
         assert "_cuda_" in symbols.stdout

@@ -7,8 +7,10 @@
 
 #ifdef __CUDACC__
 #define SPHERE_FN __host__ __device__ __forceinline__
+#define SPHERE_UNROLL _Pragma("unroll")
 #else
 #define SPHERE_FN inline __attribute__((always_inline))
+#define SPHERE_UNROLL _Pragma("GCC unroll 32")
 #endif
 
 namespace sphere {
@@ -29,7 +31,7 @@ struct Problem {
 };
 
 template <class T>
-struct Footprint {
+struct alignas(16) Footprint {
     T u[3], a[3], b[3];  // mean direction; q = g(w.u) ((a.w)^2 + (b.w)^2) in the receiver's axes
     T opacity;
     T cosine, sine;      // of the angle beyond which alpha is below the cut
@@ -53,7 +55,7 @@ SPHERE_FN void arc_polynomial(float c, float& value, float& slope) {
     constexpr int n = sizeof(k) / sizeof(k[0]);
     value = k[n - 1];
     slope = 0;
-#pragma GCC unroll 32
+    SPHERE_UNROLL
     for (int i = n - 2; i >= 0; --i) {
         slope = slope * z + value;
         value = value * z + k[i];
@@ -74,7 +76,7 @@ SPHERE_FN void arc_polynomial(double c, double& value, double& slope) {
     constexpr int n = sizeof(k) / sizeof(k[0]);
     value = k[n - 1];
     slope = 0;
-#pragma GCC unroll 32
+    SPHERE_UNROLL
     for (int i = n - 2; i >= 0; --i) {
         slope = slope * z + value;
         value = value * z + k[i];
