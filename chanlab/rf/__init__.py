@@ -1,4 +1,4 @@
-"""RF reconstruction: primitives in space, and the operators that make images and channels of them."""
+"""RF reconstruction with Gaussian splatting: a radiance field of 3-D Gaussians, rendered where a receiver stands."""
 
 from __future__ import annotations
 
@@ -8,16 +8,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chanlab.rf.coherent import coherent_sum
     from chanlab.rf.coherent_primitives import Rays, image, line_of_sight, scatterer
+    from chanlab.rf.panorama import Panorama
+    from chanlab.rf.rasterize import Rendering, Visibility, rasterize_sphere
 
 _HOMES = {
+    "Panorama": "panorama",
     "Rays": "coherent_primitives",
+    "Rendering": "rasterize",
+    "Visibility": "rasterize",
     "coherent_sum": "coherent",
     "image": "coherent_primitives",
     "line_of_sight": "coherent_primitives",
+    "rasterize_sphere": "rasterize",
     "scatterer": "coherent_primitives",
 }
 
-__all__ = ["Rays", "coherent_sum", "image", "line_of_sight", "scatterer"]
+__all__ = [
+    "Panorama",
+    "Rays",
+    "Rendering",
+    "Visibility",
+    "coherent_sum",
+    "image",
+    "line_of_sight",
+    "rasterize_sphere",
+    "scatterer",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from chanlab.errors import ChanlabError, UsageError
+from chanlab.rf.build import library
 from chanlab.rf.coherent_gemm import Gradients
 
 _BLOCKS = {"forward": 2, "backward": 4}  # resident blocks of a multiprocessor, by registers and shared memory
@@ -103,8 +104,6 @@ def _multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    from chanlab.rf.build import library
-
     return declare(library("coherent.cu"))
 
 
