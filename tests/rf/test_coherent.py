@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from coherent_mutants import FOLDER, MUTANTS, ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chanlab.channels.arrays import PlanarArray, field, rotation_matrix
@@ -318,3 +319,10 @@ class TestOnCUDA:
             h = coherent_sum(*inputs, WAVELENGTH, backend=backend)
         stream.synchronize()
         assert (h - want).norm() <= 1e-5 * want.norm()
+
+
+def test_mutants_still_fit_the_code():
+    """Each error of coherent_mutants.py can be planted: what it replaces is there, once, and every barrier is taken."""
+    for mutant in MUTANTS:
+        found = (ROOT / FOLDER / mutant.file).read_text(encoding="utf-8").count(mutant.right)
+        assert found == (1 if mutant.count is None else sum(m.count is not None for m in MUTANTS)), mutant

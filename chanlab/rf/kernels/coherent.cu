@@ -187,7 +187,6 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 4)
         }
         double sum[SUMS] = {};
         for (int64_t pair0 = 0; pair0 < pairs; pair0 += PAIRS) {
-            __syncthreads();
             for (int i = thread; i < 6 * PAIRS; i += BACKWARD_THREADS)
                 places[i / 6][i % 6] = place_of(p, x, pair0 + i / 6, i % 6);
             Complex once[HELD] = {}, scaled[HELD] = {};
@@ -263,7 +262,6 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 4)
             else
                 out.departure[(b * 3 + k - 6) * p.paths + m] = wavenumber * total;
         }
-        __syncthreads();
     }
 }
 
