@@ -40,6 +40,8 @@ def test_wheel_holds_only_chanlab_and_every_recipe(wheel):
     recipes = [*ROOT.glob("datasets/*.yaml"), *ROOT.glob("models/**/*.yaml"), *ROOT.glob("models/**/*.safetensors")]
     assert recipes
     assert {f"chanlab/_recipes/{path.relative_to(ROOT).as_posix()}" for path in recipes} <= set(names)
+    kernels = [path.name for path in (ROOT / "chanlab" / "rf" / "kernels").iterdir()]
+    assert {f"chanlab/rf/kernels/{name}" for name in kernels} <= set(names)
     assert {"chanlab/py.typed", "chanlab/cli/demo/report.html", f"{info}/licenses/LICENSE"} <= set(names)
 
 

@@ -1,0 +1,409 @@
+// Mathematics of `rasterize_sphere`, once: the CPU back end and the CUDA kernels both compile this header.
+// `chanlab/rf/reference.py` defines what it must compute; README.md says how to change it safely.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define SPHERE_FN __host__ __device__ __forceinline__
+#define SPHERE_UNROLL _Pragma("unroll")
+#else
+#define SPHERE_FN inline __attribute__((always_inline))
+#define SPHERE_UNROLL _Pragma("GCC unroll 32")
+#endif
+
+namespace sphere {
+
+constexpr int TILE_WIDTH = 16, TILE_HEIGHT = 8, TILE_PIXELS = TILE_WIDTH * TILE_HEIGHT;
+constexpr double PI = 3.14159265358979323846;
+constexpr double ALPHA_CUT = 1.0 / 255.0;    // less opaque than this: nothing
+constexpr double ALPHA_MAX = 0.999;          // no footprint is quite opaque, so that 1 - alpha divides
+constexpr double TRANSMITTANCE_CUT = 1e-4;   // compositing stops before the transmittance falls below
+constexpr double COSINE_CUT = -0.995;        // around the antipode of a mean the log map has no direction
+
+// What to draw: image rows go up from `lowest`, columns towards growing azimuth from `start`; angles in radians.
+struct Problem {
+    int64_t gaussians, receivers, channels, height, width;
+    double lowest, row_step, start, column_step;
+    double nearest;  // Gaussians at this distance [m] or nearer are not drawn
+    double blur;     // variance [rad^2] added to every footprint
+};
+
+template <class T>
+struct alignas(16) Footprint {
+    T u[3], a[3], b[3];  // mean direction; q = g(w.u) ((a.w)^2 + (b.w)^2) in the receiver's axes
+    T opacity;
+    T cosine, sine;      // of the angle beyond which alpha is below the cut
+};
+
+// Pixels that a footprint may touch; `column` may be any of the width, and the range wraps around it.
+struct Bounds {
+    int32_t row, rows, column, columns;
+};
+
+template <class T>
+SPHERE_FN T dot(const T* x, const T* y) {
+    return x[0] * y[0] + x[1] * y[1] + x[2] * y[2];
+}
+
+// acos(c)^2 / (1 - c^2) on [0, 1] as a polynomial in z = 2c - 1 and its derivative by c (Chebyshev fits: 3e-8, 2e-17).
+SPHERE_FN void arc_polynomial(float c, float& value, float& slope) {
+    constexpr float k[] = {1.46216361f, -0.637490591f, 0.238127989f, -0.0847329132f, 0.0294936163f, -0.0101696722f,
+                           0.00347574801f, -0.00112089359f, 0.000374910073f, -0.000186458010f, 0.0000646717381f};
+    const float z = 2 * c - 1;
+    constexpr int n = sizeof(k) / sizeof(k[0]);
+    value = k[n - 1];
+    slope = 0;
+    SPHERE_UNROLL
+    for (int i = n - 2; i >= 0; --i) {
+        slope = slope * z + value;
+        value = value * z + k[i];
+    }
+    slope *= 2;
+}
+
+SPHERE_FN void arc_polynomial(double c, double& value, double& slope) {
+    constexpr double k[] = {1.46216361497620127, -0.637490358224059797, 0.238127727030218123, -0.0847374978554225092,
+                            0.0294966260805638412, -0.0101445162921519545, 0.00346318193569727802,
+                            -0.00117648393880911825, 0.00039828966504497869, -0.000134497698038271961,
+                            0.0000453313842247878982, -0.0000152555660795726934, 5.12797494210583422e-6,
+                            -1.72272018299994833e-6, 5.78136803151510856e-7, -1.92737780101489203e-7,
+                            6.45024298367169434e-8, -2.28677654135228111e-8, 7.72556761443435974e-9,
+                            -1.70121903228056811e-9, 5.4041852677845446e-10, -5.34661040954091707e-10,
+                            1.84058305921373218e-10};
+    const double z = 2 * c - 1;
+    constexpr int n = sizeof(k) / sizeof(k[0]);
+    value = k[n - 1];
+    slope = 0;
+    SPHERE_UNROLL
+    for (int i = n - 2; i >= 0; --i) {
+        slope = slope * z + value;
+        value = value * z + k[i];
+    }
+    slope *= 2;
+}
+
+// g(c) = (angle / sine)^2 at cosine c: turns squared sines of the tangent plane into the squared log map.
+template <class T>
+SPHERE_FN void arc(T c, T& g, T& slope) {
+    const T folded = c < 0 ? -c : c;
+    arc_polynomial(folded > 1 ? T(1) : folded, g, slope);
+    if (c < 0) {
+        T t = (1 - folded) * (1 + folded);
+        t = t < T(1e-3) ? T(1e-3) : t;  // only beyond COSINE_CUT
+        const T angle = T(PI) - std::sqrt(g * t);
+        g = angle * angle / t;
+        slope = 2 * (c * g - angle / std::sqrt(t)) / t;
+    }
+}
+
+// exp(x) for -87 < x <= 88; written out so that compilers vectorise it.
+SPHERE_FN double exponential(double x) { return std::exp(x); }
+SPHERE_FN float exponential(float x) {
+#ifdef __CUDA_ARCH__
+    return __expf(x);
+#else
+    x = x < -87.0f ? -87.0f : x;
+    const float n = std::floor(x * 1.44269504f + 0.5f);
+    const float f = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+    const float p = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666567f + f * (0.00833345205f + f * 0.00138883f)))));
+    return p * __builtin_bit_cast(float, (static_cast<int32_t>(n) + 127) << 23);
+#endif
+}
+
+// How opaque a footprint is along ray w (0 below the cut), with what its gradient needs.
+template <class T>
+struct Opaque {
+    T alpha, x, y, g, slope, shape;  // alpha = min(ALPHA_MAX, opacity * shape)
+};
+
+template <class T>
+SPHERE_FN Opaque<T> opaque(const Footprint<T>& f, T wx, T wy, T wz) {
+    Opaque<T> o;
+    const T c = f.u[0] * wx + f.u[1] * wy + f.u[2] * wz;
+    o.x = f.a[0] * wx + f.a[1] * wy + f.a[2] * wz;
+    o.y = f.b[0] * wx + f.b[1] * wy + f.b[2] * wz;
+    arc(c, o.g, o.slope);
+    o.shape = exponential(T(-0.5) * o.g * (o.x * o.x + o.y * o.y));
+    T alpha = f.opacity * o.shape;
+    alpha = alpha > T(ALPHA_MAX) ? T(ALPHA_MAX) : alpha;
+    o.alpha = (alpha < T(ALPHA_CUT)) | (c < T(COSINE_CUT)) ? T(0) : alpha;
+    return o;
+}
+
+// Gradient sums of one footprint over its pixels.
+template <class T>
+struct FootprintGradient {
+    T u[3], a[3], b[3], opacity;
+};
+
+// Adds one pixel, given the derivative of the loss by alpha.
+template <class T>
+SPHERE_FN void opaque_backward(const Footprint<T>& f, const Opaque<T>& o, T wx, T wy, T wz, T by_alpha,
+                               FootprintGradient<T>& sum) {
+    const T free = f.opacity * o.shape > T(ALPHA_MAX) ? T(0) : by_alpha;
+    const T by_q = T(-0.5) * o.alpha * free;
+    const T by_c = by_q * o.slope * (o.x * o.x + o.y * o.y);
+    const T by_x = 2 * by_q * o.g * o.x, by_y = 2 * by_q * o.g * o.y;
+    sum.opacity += free * o.shape;
+    sum.u[0] += by_c * wx;
+    sum.u[1] += by_c * wy;
+    sum.u[2] += by_c * wz;
+    sum.a[0] += by_x * wx;
+    sum.a[1] += by_x * wy;
+    sum.a[2] += by_x * wz;
+    sum.b[0] += by_y * wx;
+    sum.b[1] += by_y * wy;
+    sum.b[2] += by_y * wz;
+}
+
+// Rotation matrix [3][3] of a quaternion (w, x, y, z) of any length but zero; returns 1 / length.
+template <class T>
+SPHERE_FN T quaternion_matrix(const T* q, T* matrix) {
+    const T inverse = 1 / std::sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3] + T(1e-24));
+    const T w = q[0] * inverse, x = q[1] * inverse, y = q[2] * inverse, z = q[3] * inverse;
+    matrix[0] = 1 - 2 * (y * y + z * z);
+    matrix[1] = 2 * (x * y - w * z);
+    matrix[2] = 2 * (x * z + w * y);
+    matrix[3] = 2 * (x * y + w * z);
+    matrix[4] = 1 - 2 * (x * x + z * z);
+    matrix[5] = 2 * (y * z - w * x);
+    matrix[6] = 2 * (x * z - w * y);
+    matrix[7] = 2 * (y * z + w * x);
+    matrix[8] = 1 - 2 * (x * x + y * y);
+    return inverse;
+}
+
+template <class T>
+SPHERE_FN void quaternion_matrix_backward(const T* q, T inverse, const T* by_matrix, T* by_q) {
+    const T w = q[0] * inverse, x = q[1] * inverse, y = q[2] * inverse, z = q[3] * inverse;
+    const T* m = by_matrix;
+    const T by_unit[4] = {
+        2 * (x * (m[7] - m[5]) + y * (m[2] - m[6]) + z * (m[3] - m[1])),
+        2 * (y * (m[1] + m[3]) + z * (m[2] + m[6]) + w * (m[7] - m[5]) - 2 * x * (m[4] + m[8])),
+        2 * (x * (m[1] + m[3]) + z * (m[5] + m[7]) + w * (m[2] - m[6]) - 2 * y * (m[0] + m[8])),
+        2 * (x * (m[2] + m[6]) + y * (m[5] + m[7]) + w * (m[3] - m[1]) - 2 * z * (m[0] + m[4])),
+    };
+    const T along = by_unit[0] * w + by_unit[1] * x + by_unit[2] * y + by_unit[3] * z;
+    by_q[0] = (by_unit[0] - along * w) * inverse;
+    by_q[1] = (by_unit[1] - along * x) * inverse;
+    by_q[2] = (by_unit[2] - along * y) * inverse;
+    by_q[3] = (by_unit[3] - along * z) * inverse;
+}
+
+// What projection computes on its way, for the backward pass to compute again.
+template <class T>
+struct Projection {
+    T offset[3];           // mean - receiver, world axes
+    T distance, u[3];      // receiver's axes
+    T rotation[9], inverse_length;
+    T world[9], local[9];  // square root of the covariance, world and receiver's axes; columns are its principal axes
+    T a[3], b[3], radius;
+    bool visible;
+};
+
+// Tangent-plane footprint of a Gaussian; `axes` holds the receiver's axes as columns.
+template <class T>
+SPHERE_FN Projection<T> project(const T* mean, const T* quaternion, const T* scale, T opacity, const T* receiver,
+                                const T* axes, T nearest, T blur) {
+    Projection<T> p;
+    T v[3];
+    for (int i = 0; i < 3; ++i) p.offset[i] = mean[i] - receiver[i];
+    for (int i = 0; i < 3; ++i) v[i] = axes[i] * p.offset[0] + axes[3 + i] * p.offset[1] + axes[6 + i] * p.offset[2];
+    p.distance = std::sqrt(dot(v, v));
+    p.visible = p.distance > nearest && p.distance < T(1e18) && opacity >= T(ALPHA_CUT);
+    const T inverse = 1 / (p.visible ? p.distance : T(1));
+    for (int i = 0; i < 3; ++i) p.u[i] = p.visible ? v[i] * inverse : T(i == 2);
+
+    p.inverse_length = quaternion_matrix(quaternion, p.rotation);
+    for (int i = 0; i < 3; ++i)
+        for (int k = 0; k < 3; ++k) p.world[3 * i + k] = p.rotation[3 * i + k] * scale[k];
+    for (int i = 0; i < 3; ++i)
+        for (int k = 0; k < 3; ++k)
+            p.local[3 * i + k] = axes[i] * p.world[k] + axes[3 + i] * p.world[3 + k] + axes[6 + i] * p.world[6 + k];
+
+    // Any orthonormal basis of the tangent plane will do: Duff et al., JCGT 6(1), 2017.
+    const T sign = p.u[2] < 0 ? T(-1) : T(1);
+    const T m = -1 / (sign + p.u[2]), n = p.u[0] * p.u[1] * m;
+    const T e1[3] = {1 + sign * p.u[0] * p.u[0] * m, sign * n, -sign * p.u[0]};
+    const T e2[3] = {n, sign + p.u[1] * p.u[1] * m, -p.u[1]};
+
+    T s1[3], s2[3];
+    for (int k = 0; k < 3; ++k) {
+        s1[k] = (e1[0] * p.local[k] + e1[1] * p.local[3 + k] + e1[2] * p.local[6 + k]) * inverse;
+        s2[k] = (e2[0] * p.local[k] + e2[1] * p.local[3 + k] + e2[2] * p.local[6 + k]) * inverse;
+    }
+    const T p11 = dot(s1, s1), p12 = dot(s1, s2), p22 = dot(s2, s2);
+    // Cauchy-Binet: no cancellation where a footprint is a needle.
+    const T d1 = s1[1] * s2[2] - s1[2] * s2[1], d2 = s1[2] * s2[0] - s1[0] * s2[2], d3 = s1[0] * s2[1] - s1[1] * s2[0];
+    const T determinant = d1 * d1 + d2 * d2 + d3 * d3 + blur * (p11 + p22) + blur * blur;
+    const T c11 = p11 + blur, c22 = p22 + blur;
+    const T a1 = std::sqrt(c22 / determinant), a2 = -a1 * p12 / c22, b2 = 1 / std::sqrt(c22);
+    for (int i = 0; i < 3; ++i) {
+        p.a[i] = a1 * e1[i] + a2 * e2[i];
+        p.b[i] = b2 * e2[i];
+    }
+    const T half = (c11 - c22) / 2;
+    const T largest = (c11 + c22) / 2 + std::sqrt(half * half + p12 * p12);
+    const T cut = 2 * std::log((opacity < T(ALPHA_CUT) ? T(ALPHA_CUT) : opacity) * T(255));
+    p.radius = std::sqrt(cut * largest) * T(1.0001) + T(1e-4);
+    p.visible = p.visible && largest < T(1e18);
+    return p;
+}
+
+template <class T>
+SPHERE_FN Footprint<T> footprint(const Projection<T>& p, T opacity) {
+    Footprint<T> f;
+    for (int i = 0; i < 3; ++i) {
+        f.u[i] = p.u[i];
+        f.a[i] = p.a[i];
+        f.b[i] = p.b[i];
+    }
+    f.opacity = opacity;
+    const T radius = p.radius > T(PI) ? T(PI) : p.radius;
+    f.cosine = std::cos(radius);
+    f.sine = std::sin(radius);
+    return f;
+}
+
+template <class T>
+struct GaussianGradient {
+    T mean[3], quaternion[4], scale[3], axes[9];  // the receiver's gradient is -mean
+};
+
+// From sums over pixels to the parameters of one Gaussian seen from one receiver.
+//
+// With z = (x, y) and C^-1 = L L', q's gradient by C is -L (sum of z z') L', and that by the basis vanishes because q
+// does not depend on it: the basis is carried along u in parallel.
+template <class T>
+SPHERE_FN GaussianGradient<T> project_backward(const T* quaternion, const T* scale, const T* axes,
+                                               const Projection<T>& p, const FootprintGradient<T>& sum) {
+    GaussianGradient<T> out;
+    const T* u = p.u;
+    const T inverse = 1 / p.distance, inverse2 = inverse * inverse;
+    const T z11 = dot(sum.a, p.a) / 2, z12 = (dot(sum.a, p.b) + dot(sum.b, p.a)) / 4, z22 = dot(sum.b, p.b) / 2;
+    const T au = dot(sum.a, u), bu = dot(sum.b, u);
+
+    T by_local[9], by_u[3], spread = 0;
+    for (int i = 0; i < 3; ++i) by_u[i] = sum.u[i] - p.a[i] * au - p.b[i] * bu;
+    for (int k = 0; k < 3; ++k) {
+        const T column[3] = {p.local[k], p.local[3 + k], p.local[6 + k]};
+        const T am = dot(p.a, column), bm = dot(p.b, column), um = dot(u, column);
+        const T along_a = -(z11 * am + z12 * bm), along_b = -(z12 * am + z22 * bm);
+        for (int i = 0; i < 3; ++i) {
+            const T turned = p.a[i] * along_a + p.b[i] * along_b;
+            by_local[3 * i + k] = 2 * inverse2 * turned;
+            by_u[i] -= 2 * inverse2 * turned * um;
+            spread += turned * column[i];
+        }
+    }
+    const T by_distance = -2 * inverse2 * inverse * spread;
+    const T radial = dot(by_u, u);
+    T by_v[3];
+    for (int i = 0; i < 3; ++i) by_v[i] = (by_u[i] - u[i] * radial) * inverse + by_distance * u[i];
+
+    T by_rotation[9];
+    for (int k = 0; k < 3; ++k) out.scale[k] = 0;
+    for (int j = 0; j < 3; ++j) {
+        out.mean[j] = dot(axes + 3 * j, by_v);
+        for (int k = 0; k < 3; ++k) {
+            const T by_world = axes[3 * j] * by_local[k] + axes[3 * j + 1] * by_local[3 + k] + axes[3 * j + 2] * by_local[6 + k];
+            out.scale[k] += by_world * p.rotation[3 * j + k];
+            by_rotation[3 * j + k] = by_world * scale[k];
+        }
+        for (int i = 0; i < 3; ++i) out.axes[3 * j + i] = p.offset[j] * by_v[i] + dot(p.world + 3 * j, by_local + 3 * i);
+    }
+    quaternion_matrix_backward(quaternion, p.inverse_length, by_rotation, out.quaternion);
+    return out;
+}
+
+// Compositing, front to back: weight of the next footprint; closes the pixel (`open` becomes 0) before its transmittance falls below the cut.
+template <class T>
+SPHERE_FN T composite(T alpha, T& transmittance, T& open) {
+    const T next = transmittance * (1 - alpha);
+    open = next < T(TRANSMITTANCE_CUT) ? T(0) : open;
+    const T weight = open > 0 ? alpha * transmittance : T(0);
+    transmittance = open > 0 ? next : transmittance;
+    return weight;
+}
+
+// One step from the back: `transmittance` and `behind` (what later footprints and the open sky give to the loss) go from
+// after this footprint to before it. Returns its weight; `by_alpha` is the derivative by its alpha.
+template <class T>
+SPHERE_FN T composite_backward(T alpha, T emitted, T& transmittance, T& behind, T& by_alpha) {
+    const T inverse = 1 / (1 - alpha);
+    transmittance *= inverse;
+    by_alpha = transmittance * emitted - behind * inverse;
+    const T weight = alpha * transmittance;
+    behind += weight * emitted;
+    return weight;
+}
+
+// Ray of a pixel in the receiver's axes.
+template <class T>
+SPHERE_FN void ray(const Problem& problem, int64_t row, int64_t column, T* w) {
+    const T elevation = T(problem.lowest + (double(row) + 0.5) * problem.row_step);
+    const T azimuth = T(problem.start + (double(column) + 0.5) * problem.column_step);
+    const T ce = std::cos(elevation);
+    w[0] = ce * std::cos(azimuth);
+    w[1] = ce * std::sin(azimuth);
+    w[2] = std::sin(elevation);
+}
+
+// Pixels within `radius` of direction u, never too few.
+template <class T>
+SPHERE_FN Bounds bounds(const Problem& problem, const T* u, T radius) {
+    const double level = std::sqrt(double(u[0]) * u[0] + double(u[1]) * u[1]);
+    const double elevation = std::atan2(double(u[2]), level), reach = radius;
+    const auto clamp = [](double x, double low, double high) { return x < low ? low : x > high ? high : x; };
+    const double height = double(problem.height), width = double(problem.width);
+    const double first = std::ceil((elevation - reach - problem.lowest) / problem.row_step - 0.5);
+    const double last = std::floor((elevation + reach - problem.lowest) / problem.row_step - 0.5);
+    Bounds out;
+    out.row = int32_t(clamp(first, 0, height));
+    out.rows = int32_t(clamp(last, -1, height - 1)) - out.row + 1;
+    out.rows = out.rows < 0 ? 0 : out.rows;
+    out.column = 0;
+    out.columns = int32_t(problem.width);
+    const double ratio = reach < PI / 2 ? std::sin(reach) / (level > 1e-300 ? level : 1e-300) : 2.0;
+    if (ratio < 0.999) {  // else the cap holds a pole, or nearly
+        const double half = std::asin(ratio) + 1e-4;
+        const double from = (std::atan2(double(u[1]), double(u[0])) - problem.start) / problem.column_step - 0.5;
+        const double left = std::ceil(from - half / problem.column_step);
+        const double count = std::floor(from + half / problem.column_step) - left + 1;
+        if (count < width) {
+            out.column = int32_t(left - width * std::floor(left / width));
+            out.columns = int32_t(count < 0 ? 0 : count);
+        }
+    }
+    return out;
+}
+
+// Tiles of a range of pixels: tile rows and columns, the latter modulo `across`.
+struct Tiles {
+    int32_t row, rows, column, columns;
+};
+
+SPHERE_FN int32_t tiles_across(const Problem& p) { return int32_t((p.width + TILE_WIDTH - 1) / TILE_WIDTH); }
+SPHERE_FN int32_t tiles_up(const Problem& p) { return int32_t((p.height + TILE_HEIGHT - 1) / TILE_HEIGHT); }
+
+SPHERE_FN Tiles tiles(const Problem& problem, const Bounds& b) {
+    Tiles t = {0, 0, 0, 0};
+    if (b.rows < 1 || b.columns < 1) return t;
+    t.row = b.row / TILE_HEIGHT;
+    t.rows = (b.row + b.rows - 1) / TILE_HEIGHT - t.row + 1;
+    t.column = b.column / TILE_WIDTH;
+    const int32_t last = b.column + b.columns - 1, width = int32_t(problem.width), across = tiles_across(problem);
+    t.columns = last < width ? last / TILE_WIDTH - t.column + 1 : across - t.column + (last - width) / TILE_WIDTH + 1;
+    t.columns = t.columns > across ? across : t.columns;
+    return t;
+}
+
+// The k-th tile of a range.
+SPHERE_FN int32_t tile_of(const Problem& problem, const Tiles& t, int32_t k) {
+    const int32_t across = tiles_across(problem), column = t.column + k % t.columns;
+    return (t.row + k / t.columns) * across + (column < across ? column : column - across);
+}
+
+}  // namespace sphere

@@ -1,0 +1,257 @@
+// Compositing of tiles. A block is a tile, a warp 8 x 4 of its pixels: each warp walks the tile's list on its own, 32
+// footprints at a time, and evaluates only those that may reach its pixels.
+#pragma once
+
+#include "sphere_lists.cuh"
+
+namespace sphere {
+
+constexpr int WARPS = TILE_PIXELS / 32, PATCH_WIDTH = 8, PATCH_HEIGHT = 4;
+constexpr unsigned ALL = 0xffffffffu;
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int m = 16; m; m /= 2) x += __shfl_xor_sync(ALL, x, m);
+    return x;
+}
+
+template <class T>
+__device__ __forceinline__ T warp_max(T x) {
+#pragma unroll
+    for (int m = 16; m; m /= 2) x = max(x, __shfl_xor_sync(ALL, x, m));
+    return x;
+}
+
+template <int HALF>
+__device__ __forceinline__ void fold(float (&v)[16], int lane) {
+    const bool upper = lane & (2 * HALF);
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) {
+        const float sent = upper ? v[i] : v[i + HALF], kept = upper ? v[i + HALF] : v[i];
+        v[i] = kept + __shfl_xor_sync(ALL, sent, 2 * HALF);
+    }
+}
+
+// Sixteen sums over the warp in 16 shuffles: lanes 2k and 2k + 1 return that of value k.
+__device__ __forceinline__ float sixteen_sums(float (&v)[16], int lane) {
+    fold<8>(v, lane);
+    fold<4>(v, lane);
+    fold<2>(v, lane);
+    fold<1>(v, lane);
+    return v[0] + __shfl_xor_sync(ALL, v[0], 1);
+}
+
+// The pixel of a thread, and the cone around the pixels of its warp.
+struct Patch {
+    int64_t receiver, pixel;  // pixel of the receiver's image
+    bool inside;
+    float ray[3], middle[3], cosine, sine;
+    int32_t first, count;  // the tile's list
+
+    __device__ Patch(const Problem& problem, const State& state) {
+        const int32_t across = tiles_across(problem), per_receiver = across * tiles_up(problem);
+        receiver = blockIdx.x / per_receiver;
+        const int32_t tile = blockIdx.x - int32_t(receiver) * per_receiver;
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        constexpr int patches = TILE_WIDTH / PATCH_WIDTH;
+        const int32_t row = tile / across * TILE_HEIGHT + warp / patches * PATCH_HEIGHT + lane / PATCH_WIDTH;
+        const int32_t column = tile % across * TILE_WIDTH + warp % patches * PATCH_WIDTH + lane % PATCH_WIDTH;
+        inside = row < problem.height && column < problem.width;
+        pixel = int64_t(row) * problem.width + column;
+        sphere::ray(problem, row, column, ray);
+        // A pixel in the middle of the warp's is as good as their centre.
+        const int from = (PATCH_HEIGHT / 2) * PATCH_WIDTH + PATCH_WIDTH / 2;
+        for (int d = 0; d < 3; ++d) middle[d] = __shfl_sync(ALL, ray[d], from);
+        cosine = -warp_max(inside ? -dot(ray, middle) : -1.0f);
+        cosine = fminf(cosine, 1.0f);
+        sine = sqrtf(fmaxf(0.0f, 1.0f - cosine * cosine));
+        first = state.starts[blockIdx.x];
+        count = state.starts[blockIdx.x + 1] - first;
+    }
+
+    // False only if no pixel of the warp is within the footprint's radius.
+    __device__ bool reached_by(const Footprint<float>& f) const {
+        const float together = f.cosine * cosine - f.sine * sine, turned = f.sine * cosine + f.cosine * sine;
+        return turned <= 0 || dot(f.u, middle) + 2e-6f >= together;
+    }
+};
+
+template <int CHANNELS>
+__global__ void __launch_bounds__(TILE_PIXELS)
+    composite_tiles(Problem problem, const float* __restrict__ signals, State state, float* __restrict__ image,
+                    float* __restrict__ transmittances, int32_t* __restrict__ last, float* weights, float* peaks) {
+    __shared__ Footprint<float> footprints[WARPS][32];
+    __shared__ int32_t items[WARPS][32];
+    const Patch patch(problem, state);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, channels = int(problem.channels);
+    const int64_t size = problem.height * problem.width;
+    float colour[CHANNELS];
+#pragma unroll
+    for (int c = 0; c < CHANNELS; ++c) colour[c] = 0;
+    float through = 1, open = patch.inside ? 1.0f : 0.0f;
+    int32_t end = 0;
+    const bool short_of_room = state.status[1];
+    const int32_t* members = state.members + patch.first;
+    int32_t ahead = lane < patch.count ? members[lane] : 0;  // fetched before it is needed
+    for (int32_t from = 0; from < patch.count && !short_of_room; from += 32) {
+        if (!__any_sync(ALL, open > 0)) break;
+        const int32_t item = ahead;
+        if (from + 32 + lane < patch.count) ahead = members[from + 32 + lane];
+        bool reached = false;
+        if (from + lane < patch.count) {
+            const Footprint<float> f = state.footprints[item];
+            footprints[warp][lane] = f;
+            items[warp][lane] = item;
+            reached = patch.reached_by(f);
+        }
+        unsigned todo = __ballot_sync(ALL, reached);
+        __syncwarp();
+        while (todo) {
+            const int k = __ffs(todo) - 1;
+            todo &= todo - 1;
+            const float alpha = opaque(footprints[warp][k], patch.ray[0], patch.ray[1], patch.ray[2]).alpha;
+            const float weight = composite(alpha, through, open);
+            if (weight > 0) end = from + k + 1;
+            if (!__any_sync(ALL, weight > 0)) continue;
+            const float* signal = signals + (items[warp][k] - patch.receiver * problem.gaussians) * channels;
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c)
+                if (c < channels) colour[c] += weight * __ldg(signal + c);
+            if (weights) {
+                const float sum = warp_sum(weight), most = warp_max(weight);
+                if (lane == 0) {
+                    atomicAdd(weights + items[warp][k], sum);
+                    atomicMax(reinterpret_cast<int*>(peaks) + items[warp][k], __float_as_int(most));
+                }
+            }
+        }
+        __syncwarp();
+    }
+    if (!patch.inside) return;
+    const float none = short_of_room ? __int_as_float(0x7fc00000) : 0.0f;
+    const int64_t place = patch.receiver * size + patch.pixel;
+#pragma unroll
+    for (int c = 0; c < CHANNELS; ++c)
+        if (c < channels) image[(patch.receiver * channels + c) * size + patch.pixel] = colour[c] + none;
+    transmittances[place] = through + none;
+    last[place] = end;
+}
+
+// Adds to sums[item]: u, a, b (3 each), opacity, then the signals' gradient.
+template <int CHANNELS>
+__global__ void __launch_bounds__(TILE_PIXELS)
+    composite_tiles_backward(Problem problem, const float* __restrict__ signals, State state,
+                             const float* __restrict__ by_image, const float* __restrict__ by_transmittance,
+                             const float* __restrict__ transmittances, const int32_t* __restrict__ last,
+                             float* __restrict__ sums) {
+    __shared__ Footprint<float> footprints[WARPS][32];
+    __shared__ int32_t items[WARPS][32];
+    if (state.status[1]) return;
+    const Patch patch(problem, state);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, channels = int(problem.channels);
+    const int64_t size = problem.height * problem.width, place = patch.receiver * size + patch.pixel;
+    float by_colour[CHANNELS];
+#pragma unroll
+    for (int c = 0; c < CHANNELS; ++c)
+        by_colour[c] = patch.inside && c < channels
+                           ? by_image[(patch.receiver * channels + c) * size + patch.pixel] : 0.0f;
+    float through = patch.inside ? transmittances[place] : 1.0f;
+    float behind = patch.inside ? by_transmittance[place] * through : 0.0f;
+    const int32_t end = patch.inside ? last[place] : 0;
+    const int32_t furthest = warp_max(end);
+    for (int32_t batch = (furthest + 31) / 32 - 1; batch >= 0; --batch) {
+        const int32_t from = 32 * batch;
+        bool reached = false;
+        if (from + lane < furthest) {
+            const int32_t item = state.members[patch.first + from + lane];
+            const Footprint<float> f = state.footprints[item];
+            footprints[warp][lane] = f;
+            items[warp][lane] = item;
+            reached = patch.reached_by(f);
+        }
+        unsigned todo = __ballot_sync(ALL, reached);
+        __syncwarp();
+        while (todo) {
+            const int k = 31 - __clz(todo);
+            todo &= ~(1u << k);
+            const Footprint<float> f = footprints[warp][k];
+            const auto o = opaque(f, patch.ray[0], patch.ray[1], patch.ray[2]);
+            const float alpha = from + k < end ? o.alpha : 0.0f;
+            if (!__any_sync(ALL, alpha > 0)) continue;
+            const float* signal = signals + (items[warp][k] - patch.receiver * problem.gaussians) * channels;
+            float emitted = 0;
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c)
+                if (c < channels) emitted += by_colour[c] * __ldg(signal + c);
+            float by_alpha;
+            const float weight = composite_backward(alpha, emitted, through, behind, by_alpha);
+            FootprintGradient<float> g = {};
+            opaque_backward(f, o, patch.ray[0], patch.ray[1], patch.ray[2], alpha > 0 ? by_alpha : 0.0f, g);
+            float* sum = sums + int64_t(items[warp][k]) * (10 + channels);
+            float values[16] = {g.u[0], g.u[1], g.u[2], g.a[0], g.a[1], g.a[2], g.b[0], g.b[1], g.b[2], g.opacity};
+#pragma unroll
+            for (int done = 0; done < 10 + CHANNELS; done += 16) {
+                if (done >= 10 + channels) break;
+#pragma unroll
+                for (int i = 0; i < 16; ++i) {
+                    const int c = done + i - 10;
+                    if (c >= 0) values[i] = c < CHANNELS ? weight * by_colour[c < CHANNELS ? c : 0] : 0.0f;
+                }
+                const float total = sixteen_sums(values, lane);
+                const int which = done + lane / 2;
+                if (lane % 2 == 0 && which < 10 + channels) atomicAdd(sum + which, total);
+            }
+        }
+        __syncwarp();
+    }
+}
+
+// From the sums of every item to the parameters: one thread a Gaussian, its receivers in turn.
+__global__ void gather(Problem problem, Scene scene, State state, const float* sums, float* by_means,
+                       float* by_quaternions, float* by_scales, float* by_opacities, float* by_signals,
+                       float* by_receivers, float* by_rotations, bool poses) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int channels = int(problem.channels), lane = threadIdx.x % 32;
+    const bool inside = i < problem.gaussians;
+    const float none = state.status[1] ? __int_as_float(0x7fc00000) : 0.0f;
+    GaussianGradient<float> all = {};
+    float by_opacity = 0;
+    if (inside)
+        for (int c = 0; c < channels; ++c) by_signals[i * channels + c] = none;
+    for (int64_t r = 0; r < problem.receivers; ++r) {
+        GaussianGradient<float> g = {};
+        if (inside) {
+            const float* sum = sums + (r * problem.gaussians + i) * (10 + channels);
+            const float* axes = scene.rotations + 9 * r;
+            const auto p = project(scene.means + 3 * i, scene.quaternions + 4 * i, scene.scales + 3 * i,
+                                   scene.opacities[i], scene.receivers + 3 * r, axes, float(problem.nearest),
+                                   float(problem.blur));
+            if (p.visible) {
+                const FootprintGradient<float> by_footprint = {
+                    {sum[0], sum[1], sum[2]}, {sum[3], sum[4], sum[5]}, {sum[6], sum[7], sum[8]}, sum[9]};
+                g = project_backward(scene.quaternions + 4 * i, scene.scales + 3 * i, axes, p, by_footprint);
+                by_opacity += sum[9];
+                for (int c = 0; c < channels; ++c) by_signals[i * channels + c] += sum[10 + c];
+            }
+            for (int d = 0; d < 3; ++d) all.mean[d] += g.mean[d];
+            for (int d = 0; d < 4; ++d) all.quaternion[d] += g.quaternion[d];
+            for (int d = 0; d < 3; ++d) all.scale[d] += g.scale[d];
+        }
+        if (!poses) continue;  // the same for every thread
+        for (int d = 0; d < 3; ++d) {
+            const float total = warp_sum(g.mean[d]);
+            if (lane == 0) atomicAdd(by_receivers + 3 * r + d, none - total);
+        }
+        for (int d = 0; d < 9; ++d) {
+            const float total = warp_sum(g.axes[d]);
+            if (lane == 0) atomicAdd(by_rotations + 9 * r + d, none + total);
+        }
+    }
+    if (!inside) return;
+    for (int d = 0; d < 3; ++d) by_means[3 * i + d] = all.mean[d] + none;
+    for (int d = 0; d < 4; ++d) by_quaternions[4 * i + d] = all.quaternion[d] + none;
+    for (int d = 0; d < 3; ++d) by_scales[3 * i + d] = all.scale[d] + none;
+    by_opacities[i] = by_opacity + none;
+}
+
+}  // namespace sphere

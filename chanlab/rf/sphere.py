@@ -1,0 +1,331 @@
+"""The `torch.library` operator behind `rasterize_sphere` and its binding to the compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from chanlab.errors import ChanlabError, UsageError
+from chanlab.rf.build import library
+from chanlab.rf.panorama import Panorama
+
+TILE_WIDTH, TILE_HEIGHT = 16, 8
+"""As in `kernels/sphere.h`."""
+
+MAX_CHANNELS = 38
+"""Of the CUDA kernels."""
+
+INPUTS = ("means", "quaternions", "scales", "opacities", "signals", "receivers", "rotations")
+
+_GIVEN = ", ".join(f"Tensor {name}" for name in INPUTS)
+_ASKED = "int height, int width, float lowest, float highest, float start, float nearest, float blur"
+torch.library.define(
+    "chanlab::rasterize_sphere",
+    f"({_GIVEN}, {_ASKED}, bool statistics, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "chanlab::rasterize_sphere_backward",
+    f"(Tensor by_image, Tensor by_transmittance, {_GIVEN}, Tensor transmittance, Tensor last, Tensor state, {_ASKED}, "
+    "int capacity, bool poses) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+class _Problem(ctypes.Structure):
+    """`sphere::Problem`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("gaussians", "receivers", "channels", "height", "width")),
+        *((name, ctypes.c_double) for name in ("lowest", "row_step", "start", "column_step", "nearest", "blur")),
+    )
+
+
+class _Asked(NamedTuple):
+    """Scalars of the operator, in its order."""
+
+    height: int
+    width: int
+    lowest: float
+    highest: float
+    start: float
+    nearest: float
+    blur: float
+
+    def problem(self, signals: Tensor, receivers: Tensor) -> _Problem:
+        image = Panorama(self.height, self.width, self.lowest, self.highest, self.start)
+        n, channels = signals.shape
+        sizes = (n, receivers.shape[0], channels, self.height, self.width)
+        return _Problem(*sizes, self.lowest, image.row_step, self.start, image.column_step, self.nearest, self.blur)
+
+
+def rasterize(
+    inputs: tuple[Tensor, ...], panorama: Panorama, nearest: float, blur: float, statistics: bool, capacity: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Image, transmittance, radius, weight and peak (the last two empty without `statistics`), by the kernels."""
+    asked = _Asked(panorama.height, panorama.width, panorama.lowest, panorama.highest, panorama.start, nearest, blur)
+    if inputs[0].device.type != "cuda":
+        out = torch.ops.chanlab.rasterize_sphere(*inputs, *asked, statistics, 0)
+        return tuple(out[:5])  # type: ignore[return-value]
+    if inputs[0].dtype != torch.float32:
+        raise UsageError("The CUDA kernels compute in float32: convert the inputs with .float(), or use `reference`.")
+    if inputs[4].shape[1] > MAX_CHANNELS:
+        raise UsageError(
+            f"The CUDA kernels take up to {MAX_CHANNELS} channels, got {inputs[4].shape[1]}; render in parts."
+        )
+    room = _ROOM.before(inputs[0], inputs[5].shape[0], panorama, capacity)
+    out = torch.ops.chanlab.rasterize_sphere(*inputs, *asked, statistics, room)
+    _ROOM.after(inputs[0], inputs[5].shape[0], panorama, room, out[6])
+    return tuple(out[:5])  # type: ignore[return-value]
+
+
+def check() -> None:
+    """Wait for the CUDA renderings of this process so far and raise if a tile list of one was too short.
+
+    Raises:
+        ChanlabError: If so; the images concerned are NaN.
+    """
+    _ROOM.check()
+
+
+class _Room:
+    """How many pairs of tile and Gaussian CUDA calls get room for: what the largest call before needed, and a quarter.
+
+    A call's count comes back without waiting for it: it is copied to pinned memory behind the kernels, and looked at
+    when a later call finds the copy done.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[tuple[Any, ...], int] = {}
+        self._pending: list[tuple[tuple[Any, ...], int, Tensor, torch.cuda.Event]] = []
+
+    def before(self, means: Tensor, receivers: int, panorama: Panorama, asked: int | None) -> int:
+        most = max(1, means.shape[0] * receivers * _tiles(panorama.height, panorama.width))
+        guess = max(1 << 16, 24 * means.shape[0] * receivers)
+        if torch.compiler.is_compiling():
+            return min(most, asked or guess)
+        if not torch.cuda.is_current_stream_capturing():
+            self._collect(wait=False)
+        return min(most, asked or self._rooms.get(self._key(means, receivers, panorama), guess))
+
+    def after(self, means: Tensor, receivers: int, panorama: Panorama, room: int, state: Tensor) -> None:
+        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing() or len(self._pending) > 64:
+            return
+        count = torch.empty(1, dtype=torch.int64, pin_memory=True)
+        count.copy_(state[:2].view(torch.int64), non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._pending.append((self._key(means, receivers, panorama), room, count, event))
+
+    def check(self) -> None:
+        self._collect(wait=True)
+
+    def _collect(self, wait: bool) -> None:
+        short = None
+        while self._pending and (wait or self._pending[0][3].query()):  # type: ignore[no-untyped-call]
+            key, room, count, event = self._pending.pop(0)
+            event.synchronize()
+            need = int(count)
+            wanted = max(1 << 12, need + need // 4)
+            if need > room or wanted > self._rooms.get(key, 0) or 4 * wanted < self._rooms[key]:
+                self._rooms[key] = wanted
+            if need > room:
+                short = (need, room)
+        if short:
+            raise ChanlabError(
+                f"rasterize_sphere: an earlier call needed room for {short[0]} pairs of tile and Gaussian and had "
+                f"{short[1]}; its image is NaN. Repeat it (room is larger now), or pass capacity={short[0]}."
+            )
+
+    @staticmethod
+    def _key(means: Tensor, receivers: int, panorama: Panorama) -> tuple[Any, ...]:
+        return (means.device.index, receivers, panorama)
+
+
+_ROOM = _Room()
+
+
+def _tiles(height: int, width: int) -> int:
+    return -(-height // TILE_HEIGHT) * -(-width // TILE_WIDTH)
+
+
+def _state_words(gaussians: int, receivers: int, height: int, width: int, capacity: int) -> int:
+    """Size of what a CUDA backward pass needs from its forward pass [int32]; `State` in `sphere.cu` lays it out."""
+    return 4 + 15 * gaussians * receivers + capacity + receivers * _tiles(height, width) + 1
+
+
+def _pointers(tensors: Sequence[Tensor | None]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
+
+
+def _empty_outputs(
+    means: Tensor, signals: Tensor, receivers: Tensor, height: int, width: int, statistics: bool, words: int
+) -> tuple[Tensor, ...]:
+    b, n = receivers.shape[0], means.shape[0]
+    seen = (b, n) if statistics else (0,)
+    return (
+        means.new_empty(b, signals.shape[1], height, width),
+        means.new_empty(b, height, width),
+        means.new_empty(b, n),
+        means.new_empty(seen),
+        means.new_empty(seen),
+        means.new_empty((b, height, width), dtype=torch.int32),
+        means.new_empty(words, dtype=torch.int32),
+    )
+
+
+@torch.library.register_fake("chanlab::rasterize_sphere")  # type: ignore[untyped-decorator]
+def _fake(
+    means: Tensor,
+    quaternions: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    signals: Tensor,
+    receivers: Tensor,
+    rotations: Tensor,
+    height: int,
+    width: int,
+    lowest: float,
+    highest: float,
+    start: float,
+    nearest: float,
+    blur: float,
+    statistics: bool,
+    capacity: int,
+) -> tuple[Tensor, ...]:
+    cuda = means.device.type == "cuda"
+    words = _state_words(means.shape[0], receivers.shape[0], height, width, capacity) if cuda else 0
+    return _empty_outputs(means, signals, receivers, height, width, statistics, words)
+
+
+@torch.library.register_fake("chanlab::rasterize_sphere_backward")  # type: ignore[untyped-decorator]
+def _fake_backward(by_image: Tensor, by_transmittance: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in rest[:7])
+
+
+@torch.library.impl("chanlab::rasterize_sphere", "CPU")
+def _cpu(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs = [x.contiguous() for x in arguments[:7]]
+    asked = _Asked(*arguments[7:14])
+    statistics = arguments[14]
+    outputs = _empty_outputs(inputs[0], inputs[4], inputs[5], asked.height, asked.width, statistics, 0)
+    shown = [*outputs[:3], *(outputs[3:5] if statistics else (None, None)), outputs[5]]
+    wide = int(inputs[0].dtype == torch.float64)
+    kernels = library("sphere_cpu.cpp")
+    problem = asked.problem(inputs[4], inputs[5])
+    _succeed(kernels.sphere_cpu_forward(ctypes.byref(problem), wide, _pointers(inputs), _pointers(shown)))
+    return outputs
+
+
+@torch.library.impl("chanlab::rasterize_sphere_backward", "CPU")
+def _cpu_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    by_image, by_transmittance, *inputs = (x.contiguous() for x in arguments[:9])
+    transmittance, last = arguments[9:11]
+    asked = _Asked(*arguments[12:19])
+    outputs = tuple(torch.empty_like(x) for x in inputs)
+    wide = int(inputs[0].dtype == torch.float64)
+    kernels = library("sphere_cpu.cpp")
+    problem = asked.problem(inputs[4], inputs[5])
+    given = _pointers([*inputs, by_image, by_transmittance, transmittance, last])
+    _succeed(kernels.sphere_cpu_backward(ctypes.byref(problem), wide, given, _pointers(outputs)))
+    return outputs
+
+
+@torch.library.impl("chanlab::rasterize_sphere", "CUDA")
+def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs = [x.contiguous() for x in arguments[:7]]
+    asked = _Asked(*arguments[7:14])
+    statistics, capacity = arguments[14:16]
+    means, receivers = inputs[0], inputs[5]
+    items = means.shape[0] * receivers.shape[0]
+    words = _state_words(means.shape[0], receivers.shape[0], asked.height, asked.width, capacity)
+    outputs = _empty_outputs(means, inputs[4], receivers, asked.height, asked.width, statistics, words)
+    if not items:
+        for output, value in zip(outputs, (0, 1, 0, 0, 0, 0, 0), strict=True):
+            output.fill_(value)
+        return outputs
+    if max(items, capacity) >= 1 << 31:
+        raise UsageError(
+            f"rasterize_sphere: {items} Gaussians times receivers are too many; render fewer receivers at once."
+        )
+    kernels, problem = _cuda_library(), asked.problem(inputs[4], receivers)
+    need = ctypes.c_int64()
+    device, room = means.device.index, ctypes.c_int64(capacity)
+    _launched(kernels.sphere_cuda_scratch(ctypes.byref(problem), room, device, ctypes.byref(need)))
+    scratch = means.new_empty(need.value, dtype=torch.uint8)
+    shown = [*outputs[:3], *(outputs[3:5] if statistics else (None, None)), *outputs[5:]]
+    stream = ctypes.c_void_p(torch.cuda.current_stream(means.device).cuda_stream)
+    given, made, memory = _pointers(inputs), _pointers(shown), ctypes.c_void_p(scratch.data_ptr())
+    _launched(kernels.sphere_cuda_forward(ctypes.byref(problem), room, device, given, made, memory, need, stream))
+    return outputs
+
+
+@torch.library.impl("chanlab::rasterize_sphere_backward", "CUDA")
+def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    by_image, by_transmittance, *inputs = (x.contiguous() for x in arguments[:9])
+    transmittance, last, state = arguments[9:12]
+    asked = _Asked(*arguments[12:19])
+    capacity, poses = arguments[19:21]
+    means, signals, receivers = inputs[0], inputs[4], inputs[5]
+    items = means.shape[0] * receivers.shape[0]
+    if not items:
+        return tuple(torch.zeros_like(x) for x in inputs)
+    outputs = tuple(torch.empty_like(x) for x in inputs)
+    kernels, problem = _cuda_library(), asked.problem(signals, receivers)
+    sums = means.new_empty(items * (10 + signals.shape[1]))
+    stream = ctypes.c_void_p(torch.cuda.current_stream(means.device).cuda_stream)
+    given = _pointers([*inputs, by_image, by_transmittance, transmittance, last, state])
+    made, memory, room = _pointers(outputs), ctypes.c_void_p(sums.data_ptr()), ctypes.c_int64(capacity)
+    device = means.device.index
+    _launched(
+        kernels.sphere_cuda_backward(ctypes.byref(problem), room, device, given, made, memory, int(poses), stream)
+    )
+    return outputs
+
+
+def _cuda_library() -> ctypes.CDLL:
+    kernels = library("sphere.cu")
+    kernels.sphere_cuda_error.restype = ctypes.c_char_p
+    return kernels
+
+
+def _launched(code: int) -> None:
+    if code:
+        said = _cuda_library().sphere_cuda_error(code).decode()
+        raise ChanlabError(
+            f"rasterize_sphere: CUDA says `{said}` ({code}). If it names the kernel image or the architecture, build "
+            "for this GPU: CHANLAB_CUDA_ARCHS=MAJOR.MINOR python -m chanlab.rf.build cuda."
+        )
+
+
+def _succeed(code: int) -> None:
+    if code:
+        raise ChanlabError("rasterize_sphere: out of memory. Render fewer receivers, Gaussians or channels at once.")
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, transmittance, radius, weight, peak, last, state = output
+    ctx.save_for_backward(*inputs[:7], transmittance, last, state)
+    ctx.mark_non_differentiable(radius, weight, peak, last, state)
+    ctx.asked, ctx.capacity = inputs[7:14], inputs[15]
+
+
+def _backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    *inputs, transmittance, last, state = ctx.saved_tensors
+    means, signals = inputs[0], inputs[4]
+    if by_transmittance is None:
+        by_transmittance = torch.zeros_like(transmittance)
+    if by_image is None:
+        b, *size = transmittance.shape
+        by_image = means.new_zeros(b, signals.shape[1], *size)
+    poses = any(ctx.needs_input_grad[5:7])
+    gradients = torch.ops.chanlab.rasterize_sphere_backward(
+        by_image, by_transmittance, *inputs, transmittance, last, state, *ctx.asked, ctx.capacity, poses
+    )
+    wanted = (g if want else None for g, want in zip(gradients, ctx.needs_input_grad[:7], strict=True))
+    return (*wanted, *(None,) * 9)
+
+
+torch.library.register_autograd("chanlab::rasterize_sphere", _backward, setup_context=_setup_context)
