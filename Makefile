@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := pyproject.toml setup.py constraints.txt
 
-.PHONY: help demo test lint format install dev llvm backbone cards wheel notebook clean
+.PHONY: help demo test lint format install dev llvm compiler backbone cards wheel notebook clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -20,7 +20,7 @@ help: ## this list
 demo: $(VENV)/.installed llvm ## trace a street, fine-tune the shipped predictor on it, judge it on a link: out/demo/
 	$(BIN)/chanlab demo $(DEMO_ARGS)
 
-test: $(VENV)/.installed-dev llvm backbone ## all tests
+test: $(VENV)/.installed-dev llvm compiler backbone ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types and who may import whom
@@ -38,6 +38,9 @@ dev: $(VENV)/.installed-dev ## what the tests need, in .venv
 
 llvm: $(VENV)/.installed ## a libLLVM for ray tracing on the CPU, unless one is here
 	@sh .ci/libllvm $(BIN)/python
+
+compiler: ## a C++ compiler for the kernels of chanlab.rf, unless one is here
+	@sh .ci/compiler
 
 backbone: $(VENV)/.installed ## the pre-trained language model, once
 	$(BIN)/chanlab backbone fetch $(BACKBONE)
