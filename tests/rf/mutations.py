@@ -96,8 +96,13 @@ MUTATIONS = (
         "    arc_polynomial(folded > 1 ? T(1) : folded, g, slope);",
         "    g = 1;\n    slope = 0;",
     ),
-    Mutation("no derivative of the log map", HEADER, "const T by_c = by_q * o.slope", "const T by_c = 0 * o.slope"),
-    Mutation("pole not noticed", HEADER, "if (ratio < 0.999) {", "if (ratio < 1e9) {"),
+    Mutation("no derivative of the log map", HEADER, "by.u = by_q * o.slope", "by.u = 0 * o.slope"),
+    Mutation(
+        "pole not noticed",
+        HEADER,
+        "if (ratio < 0.999) {  // else the cap holds a pole, or nearly\n        const double half = std::asin(ratio)",
+        "if (true) {\n        const double half = std::asin(ratio < 1 ? ratio : 1.0)",
+    ),
     Mutation(
         "bounds too narrow",
         HEADER,
@@ -126,7 +131,7 @@ MUTATIONS = (
     Mutation("no blur", HEADER, "const T c11 = p11 + blur, c22", "const T c11 = p11, c22"),
     Mutation("blur missing in the determinant", HEADER, "+ blur * (p11 + p22) + blur * blur;", "+ blur * blur;"),
     Mutation("near Gaussians drawn", HEADER, "p.visible = p.distance > nearest &&", "p.visible = p.distance >= 0 &&"),
-    Mutation("antipode drawn", HEADER, " | (c < T(COSINE_CUT)) ?", " ?"),
+    Mutation("antipode drawn", HEADER, "o.alpha = c < T(WIDE ? COSINE_CUT : 0.0) ? T(0) : alpha;", "o.alpha = alpha;"),
     # Gradients.
     Mutation("basis not carried along", HEADER, "sum.u[i] - p.a[i] * au - p.b[i] * bu", "sum.u[i]"),
     Mutation("covariance not carried along", HEADER, "by_u[i] -= 2 * inverse2 * turned * um;", ""),
@@ -182,8 +187,8 @@ MUTATIONS = (
     Mutation(
         "gradient beyond the end of a pixel",
         CPU,
-        "const T alpha = k < ends[p] ? o.alpha : T(0);",
-        "const T alpha = o.alpha;",
+        "const T shown = k < ends[p] ? T(1) : T(0);",
+        "const T shown = 1;",
     ),
     Mutation("peak is a sum", CPU, "most = std::max(most, statistics.peak", "most = (most + statistics.peak"),
     # The definition itself.

@@ -131,7 +131,8 @@ SPHERE_FN Opaque<T> opaque(const Footprint<T>& f, T wx, T wy, T wz) {
     o.shape = exponential(T(-0.5) * o.g * (o.x * o.x + o.y * o.y));
     T alpha = f.opacity * o.shape;
     alpha = alpha > T(ALPHA_MAX) ? T(ALPHA_MAX) : alpha;
-    o.alpha = (alpha < T(ALPHA_CUT)) | (c < T(WIDE ? COSINE_CUT : 0.0)) ? T(0) : alpha;
+    alpha = alpha < T(ALPHA_CUT) ? T(0) : alpha;
+    o.alpha = c < T(WIDE ? COSINE_CUT : 0.0) ? T(0) : alpha;
     return o;
 }
 
@@ -141,24 +142,23 @@ struct FootprintGradient {
     T u[3], a[3], b[3], opacity;
 };
 
-// Adds one pixel, given the derivative of the loss by alpha.
+// The loss's derivatives by w.u, a.w, b.w and the opacity, at one pixel, from that by alpha. Times the ray w, the first
+// three are what the pixel adds to the gradients by u, a and b.
 template <class T>
-SPHERE_FN void opaque_backward(const Footprint<T>& f, const Opaque<T>& o, T wx, T wy, T wz, T by_alpha,
-                               FootprintGradient<T>& sum) {
+struct Pulled {
+    T u, a, b, opacity;
+};
+
+template <class T>
+SPHERE_FN Pulled<T> opaque_backward(const Footprint<T>& f, const Opaque<T>& o, T by_alpha) {
     const T free = f.opacity * o.shape > T(ALPHA_MAX) ? T(0) : by_alpha;
     const T by_q = T(-0.5) * o.alpha * free;
-    const T by_c = by_q * o.slope * (o.x * o.x + o.y * o.y);
-    const T by_x = 2 * by_q * o.g * o.x, by_y = 2 * by_q * o.g * o.y;
-    sum.opacity += free * o.shape;
-    sum.u[0] += by_c * wx;
-    sum.u[1] += by_c * wy;
-    sum.u[2] += by_c * wz;
-    sum.a[0] += by_x * wx;
-    sum.a[1] += by_x * wy;
-    sum.a[2] += by_x * wz;
-    sum.b[0] += by_y * wx;
-    sum.b[1] += by_y * wy;
-    sum.b[2] += by_y * wz;
+    Pulled<T> by;
+    by.u = by_q * o.slope * (o.x * o.x + o.y * o.y);
+    by.a = 2 * by_q * o.g * o.x;
+    by.b = 2 * by_q * o.g * o.y;
+    by.opacity = -2 * by_q / f.opacity;
+    return by;
 }
 
 // Rotation matrix [3][3] of a quaternion (w, x, y, z) of any length but zero; returns 1 / length.
