@@ -205,7 +205,6 @@ def _fake_backward(by_image: Tensor, by_transmittance: Tensor, *rest: Any) -> tu
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in rest[:7])
 
 
-@torch.library.impl("chanlab::rasterize_sphere", "CPU")
 def _cpu(*arguments: Any) -> tuple[Tensor, ...]:
     inputs = [x.contiguous() for x in arguments[:7]]
     asked = _Asked(*arguments[7:14])
@@ -219,7 +218,6 @@ def _cpu(*arguments: Any) -> tuple[Tensor, ...]:
     return outputs
 
 
-@torch.library.impl("chanlab::rasterize_sphere_backward", "CPU")
 def _cpu_backward(*arguments: Any) -> tuple[Tensor, ...]:
     by_image, by_transmittance, *inputs = (x.contiguous() for x in arguments[:9])
     transmittance, last = arguments[9:11]
@@ -233,7 +231,6 @@ def _cpu_backward(*arguments: Any) -> tuple[Tensor, ...]:
     return outputs
 
 
-@torch.library.impl("chanlab::rasterize_sphere", "CUDA")
 def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
     inputs = [x.contiguous() for x in arguments[:7]]
     asked = _Asked(*arguments[7:14])
@@ -262,7 +259,6 @@ def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
     return outputs
 
 
-@torch.library.impl("chanlab::rasterize_sphere_backward", "CUDA")
 def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
     by_image, by_transmittance, *inputs = (x.contiguous() for x in arguments[:9])
     transmittance, last, state = arguments[9:12]
@@ -328,4 +324,8 @@ def _backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None
     return (*wanted, *(None,) * 9)
 
 
+torch.library.impl("chanlab::rasterize_sphere", "CPU", _cpu)
+torch.library.impl("chanlab::rasterize_sphere_backward", "CPU", _cpu_backward)
+torch.library.impl("chanlab::rasterize_sphere", "CUDA", _cuda)
+torch.library.impl("chanlab::rasterize_sphere_backward", "CUDA", _cuda_backward)
 torch.library.register_autograd("chanlab::rasterize_sphere", _backward, setup_context=_setup_context)

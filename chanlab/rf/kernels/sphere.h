@@ -84,12 +84,13 @@ SPHERE_FN void arc_polynomial(double c, double& value, double& slope) {
     slope *= 2;
 }
 
-// g(c) = (angle / sine)^2 at cosine c: turns squared sines of the tangent plane into the squared log map.
-template <class T>
+// g(c) = (angle / sine)^2 at cosine c: turns squared sines of the tangent plane into the squared log map. If not WIDE, c is
+// not negative where it matters.
+template <bool WIDE, class T>
 SPHERE_FN void arc(T c, T& g, T& slope) {
     const T folded = c < 0 ? -c : c;
     arc_polynomial(folded > 1 ? T(1) : folded, g, slope);
-    if (c < 0) {
+    if (WIDE && c < 0) {
         T t = (1 - folded) * (1 + folded);
         t = t < T(1e-3) ? T(1e-3) : t;  // only beyond COSINE_CUT
         const T angle = T(PI) - std::sqrt(g * t);
@@ -98,13 +99,14 @@ SPHERE_FN void arc(T c, T& g, T& slope) {
     }
 }
 
-// exp(x) for -87 < x <= 88; written out so that compilers vectorise it.
+// exp(x) for x <= 88, written out so that compilers vectorise it; in single precision exp(-50) below that, which keeps
+// denormal numbers away.
 SPHERE_FN double exponential(double x) { return std::exp(x); }
 SPHERE_FN float exponential(float x) {
 #ifdef __CUDA_ARCH__
     return __expf(x);
 #else
-    x = x < -87.0f ? -87.0f : x;
+    x = x < -50.0f ? -50.0f : x;
     const float n = std::floor(x * 1.44269504f + 0.5f);
     const float f = (x - n * 0.693145752f) - n * 1.42860677e-6f;
     const float p = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666567f + f * (0.00833345205f + f * 0.00138883f)))));
@@ -112,23 +114,25 @@ SPHERE_FN float exponential(float x) {
 #endif
 }
 
-// How opaque a footprint is along ray w (0 below the cut), with what its gradient needs.
+// How opaque a footprint is along a ray (0 below the cut), with what its gradient needs.
 template <class T>
 struct Opaque {
     T alpha, x, y, g, slope, shape;  // alpha = min(ALPHA_MAX, opacity * shape)
 };
 
-template <class T>
+// A footprint that ends before 90 degrees (`cosine` positive) needs not be WIDE.
+template <bool WIDE = true, class T>
 SPHERE_FN Opaque<T> opaque(const Footprint<T>& f, T wx, T wy, T wz) {
     Opaque<T> o;
     const T c = f.u[0] * wx + f.u[1] * wy + f.u[2] * wz;
     o.x = f.a[0] * wx + f.a[1] * wy + f.a[2] * wz;
     o.y = f.b[0] * wx + f.b[1] * wy + f.b[2] * wz;
-    arc(c, o.g, o.slope);
+    arc<WIDE>(c, o.g, o.slope);
     o.shape = exponential(T(-0.5) * o.g * (o.x * o.x + o.y * o.y));
     T alpha = f.opacity * o.shape;
     alpha = alpha > T(ALPHA_MAX) ? T(ALPHA_MAX) : alpha;
-    o.alpha = (alpha < T(ALPHA_CUT)) | (c < T(COSINE_CUT)) ? T(0) : alpha;
+    alpha = alpha < T(ALPHA_CUT) ? T(0) : alpha;
+    o.alpha = c < T(WIDE ? COSINE_CUT : 0.0) ? T(0) : alpha;
     return o;
 }
 
@@ -138,24 +142,23 @@ struct FootprintGradient {
     T u[3], a[3], b[3], opacity;
 };
 
-// Adds one pixel, given the derivative of the loss by alpha.
+// The loss's derivatives by w.u, a.w, b.w and the opacity, at one pixel, from that by alpha. Times the ray w, the first
+// three are what the pixel adds to the gradients by u, a and b.
 template <class T>
-SPHERE_FN void opaque_backward(const Footprint<T>& f, const Opaque<T>& o, T wx, T wy, T wz, T by_alpha,
-                               FootprintGradient<T>& sum) {
+struct Pulled {
+    T u, a, b, opacity;
+};
+
+template <class T>
+SPHERE_FN Pulled<T> opaque_backward(const Footprint<T>& f, const Opaque<T>& o, T by_alpha) {
     const T free = f.opacity * o.shape > T(ALPHA_MAX) ? T(0) : by_alpha;
     const T by_q = T(-0.5) * o.alpha * free;
-    const T by_c = by_q * o.slope * (o.x * o.x + o.y * o.y);
-    const T by_x = 2 * by_q * o.g * o.x, by_y = 2 * by_q * o.g * o.y;
-    sum.opacity += free * o.shape;
-    sum.u[0] += by_c * wx;
-    sum.u[1] += by_c * wy;
-    sum.u[2] += by_c * wz;
-    sum.a[0] += by_x * wx;
-    sum.a[1] += by_x * wy;
-    sum.a[2] += by_x * wz;
-    sum.b[0] += by_y * wx;
-    sum.b[1] += by_y * wy;
-    sum.b[2] += by_y * wz;
+    Pulled<T> by;
+    by.u = by_q * o.slope * (o.x * o.x + o.y * o.y);
+    by.a = 2 * by_q * o.g * o.x;
+    by.b = 2 * by_q * o.g * o.y;
+    by.opacity = -2 * by_q / f.opacity;
+    return by;
 }
 
 // Rotation matrix [3][3] of a quaternion (w, x, y, z) of any length but zero; returns 1 / length.

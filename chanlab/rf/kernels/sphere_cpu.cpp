@@ -112,6 +112,24 @@ struct Statistics {
     std::vector<T> weight, peak;  // of each pair
 };
 
+// Composites one footprint on pixels `from` to `to`: their weights, the sum and the largest of them.
+template <bool WIDE, class T>
+void weigh(const Footprint<T>& f, const Tile<T>& tile, int from, int to, int32_t end, T* through, T* open, T* weights,
+           int32_t* ends, T& sum, T& largest) {
+    T total = 0, most = 0;
+#pragma omp simd reduction(+ : total) reduction(max : most)
+    for (int p = from; p < to; ++p) {
+        const T alpha = opaque<WIDE>(f, tile.x[p], tile.y[p], tile.z[p]).alpha;
+        const T weight = composite(alpha, through[p], open[p]);
+        weights[p] = weight;
+        ends[p] = weight > 0 ? end : ends[p];
+        total += weight;
+        most = weight > most ? weight : most;
+    }
+    sum = total;
+    largest = most;
+}
+
 template <class T>
 void composite_tile(const Problem& problem, const T* signals, const Lists<T>& lists, int64_t index, T* image,
                     T* transmittances, int32_t* last, Statistics<T>* statistics) {
@@ -131,17 +149,9 @@ void composite_tile(const Problem& problem, const T* signals, const Lists<T>& li
         const Footprint<T> f = lists.footprints[i];
         int from, to;
         tile.range(lists.bounds[i], from, to);
-        const int32_t end = int32_t(k + 1);
-        T total = 0, most = 0;
-#pragma omp simd reduction(+ : total) reduction(max : most)
-        for (int p = from; p < to; ++p) {
-            const T alpha = opaque(f, tile.x[p], tile.y[p], tile.z[p]).alpha;
-            const T weight = composite(alpha, through[p], open[p]);
-            weights[p] = weight;
-            ends[p] = weight > 0 ? end : ends[p];
-            total += weight;
-            most = weight > most ? weight : most;
-        }
+        T total, most;
+        (f.cosine > 0 ? weigh<false, T> : weigh<true, T>)(f, tile, from, to, int32_t(k + 1), through, open, weights, ends,
+                                                          total, most);
         if (most > 0) {
             for (int64_t c = 0; c < channels; ++c) {
                 const T signal = signals[i * channels + c];
@@ -163,6 +173,51 @@ void composite_tile(const Problem& problem, const T* signals, const Lists<T>& li
         transmittances[pixel] = through[p];
         last[pixel] = ends[p];
     }
+}
+
+// One pixel of the below; apart, because compilers vectorise no loop that has structures of its own.
+template <bool WIDE, class T>
+SPHERE_FN T pull_pixel(const Footprint<T>& f, T x, T y, T z, T shown, T emitted, T& through, T& behind, T& by_u, T& by_a,
+                       T& by_b, T& by_opacity) {
+    Opaque<T> o = opaque<WIDE>(f, x, y, z);
+    o.alpha *= shown;
+    T by_alpha;
+    const T weight = composite_backward(o.alpha, emitted, through, behind, by_alpha);
+    const Pulled<T> by = opaque_backward(f, o, by_alpha);
+    by_u = by.u;
+    by_a = by.a;
+    by_b = by.b;
+    by_opacity = by.opacity;
+    return weight;
+}
+
+// The gradient's way back through one footprint, the k-th of the list.
+template <bool WIDE, class T>
+FootprintGradient<T> pull(const Footprint<T>& f, const Tile<T>& tile, int from, int to, int32_t k, const T* emitted,
+                          const int32_t* ends, T* through, T* behind, T* weights) {
+    alignas(64) T u[TILE_PIXELS], a[TILE_PIXELS], b[TILE_PIXELS], opacity[TILE_PIXELS];
+#pragma omp simd
+    for (int p = from; p < to; ++p) {
+        const T shown = k < ends[p] ? T(1) : T(0);
+        weights[p] = pull_pixel<WIDE>(f, tile.x[p], tile.y[p], tile.z[p], shown, emitted[p], through[p], behind[p], u[p],
+                                      a[p], b[p], opacity[p]);
+    }
+    FootprintGradient<T> sum;
+    const auto over = [&](const T* x, const T* y) {
+        T total = 0;
+#pragma omp simd reduction(+ : total)
+        for (int p = from; p < to; ++p) total += x[p] * y[p];
+        return total;
+    };
+    const T* rays[3] = {tile.x, tile.y, tile.z};
+    for (int d = 0; d < 3; ++d) {
+        sum.u[d] = over(u, rays[d]);
+        sum.a[d] = over(a, rays[d]);
+        sum.b[d] = over(b, rays[d]);
+    }
+    sum.opacity = 0;
+    for (int p = from; p < to; ++p) sum.opacity += opacity[p];
+    return sum;
 }
 
 // Sums over the pixels of a tile for each of its pairs: the footprint's gradient, then the signal's.
@@ -205,29 +260,8 @@ void composite_tile_backward(const Problem& problem, const T* signals, const Lis
 #pragma omp simd
             for (int p = from; p < to; ++p) emitted[p] += gradient[p] * signal;
         }
-        T u0 = 0, u1 = 0, u2 = 0, a0 = 0, a1 = 0, a2 = 0, b0 = 0, b1 = 0, b2 = 0, opacity = 0;
-#pragma omp simd reduction(+ : u0, u1, u2, a0, a1, a2, b0, b1, b2, opacity)
-        for (int p = from; p < to; ++p) {
-            const auto o = opaque(f, tile.x[p], tile.y[p], tile.z[p]);
-            const T alpha = k < ends[p] ? o.alpha : T(0);
-            T t = through[p], s = behind[p], by_alpha;
-            weights[p] = composite_backward(alpha, emitted[p], t, s, by_alpha);
-            through[p] = t;
-            behind[p] = s;
-            FootprintGradient<T> sum{};
-            opaque_backward(f, o, tile.x[p], tile.y[p], tile.z[p], alpha > 0 ? by_alpha : T(0), sum);
-            u0 += sum.u[0];
-            u1 += sum.u[1];
-            u2 += sum.u[2];
-            a0 += sum.a[0];
-            a1 += sum.a[1];
-            a2 += sum.a[2];
-            b0 += sum.b[0];
-            b1 += sum.b[1];
-            b2 += sum.b[2];
-            opacity += sum.opacity;
-        }
-        by_footprint[first + k] = FootprintGradient<T>{{u0, u1, u2}, {a0, a1, a2}, {b0, b1, b2}, opacity};
+        by_footprint[first + k] = (f.cosine > 0 ? pull<false, T> : pull<true, T>)(f, tile, from, to, k, emitted, ends,
+                                                                                  through, behind, weights);
         for (int64_t c = 0; c < channels; ++c) {
             const T* gradient = by_colour.data() + c * TILE_PIXELS;
             T sum = 0;

@@ -175,20 +175,21 @@ __global__ void __launch_bounds__(TILE_PIXELS)
             const int k = 31 - __clz(todo);
             todo &= ~(1u << k);
             const Footprint<float> f = footprints[warp][k];
-            const auto o = opaque(f, patch.ray[0], patch.ray[1], patch.ray[2]);
-            const float alpha = from + k < end ? o.alpha : 0.0f;
-            if (!__any_sync(ALL, alpha > 0)) continue;
+            auto o = opaque(f, patch.ray[0], patch.ray[1], patch.ray[2]);
+            o.alpha = from + k < end ? o.alpha : 0.0f;
+            if (!__any_sync(ALL, o.alpha > 0)) continue;
             const float* signal = signals + (items[warp][k] - patch.receiver * problem.gaussians) * channels;
             float emitted = 0;
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c)
                 if (c < channels) emitted += by_colour[c] * __ldg(signal + c);
             float by_alpha;
-            const float weight = composite_backward(alpha, emitted, through, behind, by_alpha);
-            FootprintGradient<float> g = {};
-            opaque_backward(f, o, patch.ray[0], patch.ray[1], patch.ray[2], alpha > 0 ? by_alpha : 0.0f, g);
+            const float weight = composite_backward(o.alpha, emitted, through, behind, by_alpha);
+            const auto by = opaque_backward(f, o, by_alpha);
+            const float* w = patch.ray;
             float* sum = sums + int64_t(items[warp][k]) * (10 + channels);
-            float values[16] = {g.u[0], g.u[1], g.u[2], g.a[0], g.a[1], g.a[2], g.b[0], g.b[1], g.b[2], g.opacity};
+            float values[16] = {by.u * w[0], by.u * w[1], by.u * w[2], by.a * w[0], by.a * w[1],
+                                by.a * w[2], by.b * w[0], by.b * w[1], by.b * w[2], by.opacity};
 #pragma unroll
             for (int done = 0; done < 10 + CHANNELS; done += 16) {
                 if (done >= 10 + channels) break;

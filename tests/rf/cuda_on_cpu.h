@@ -1,0 +1,226 @@
+// Enough of CUDA to run kernels on a CPU, one block after another: a thread is a fiber, a warp operation a barrier at
+// which 32 of them meet. For tests alone; slow, and blind to what only hardware shows.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __shared__ static
+#define __launch_bounds__(n)
+
+struct ushort4 {
+    uint16_t x, y, z, w;
+};
+inline ushort4 make_ushort4(int x, int y, int z, int w) {
+    return {uint16_t(x), uint16_t(y), uint16_t(z), uint16_t(w)};
+}
+
+using cudaStream_t = void*;
+using cudaError_t = int;
+constexpr cudaError_t cudaSuccess = 0;
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0; }
+inline cudaError_t cudaSetDevice(int) { return 0; }
+inline cudaError_t cudaGetLastError() { return 0; }
+inline const char* cudaGetErrorString(cudaError_t) { return "emulated"; }
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+    std::memset(to, value, bytes);
+    return 0;
+}
+
+namespace emulation {
+
+struct Index {
+    unsigned x;
+};
+
+struct Warp {
+    uint32_t slots[32];
+    int waiting = 0, turn = 0;
+};
+
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    Index thread;
+    bool done;
+};
+
+inline std::vector<Fiber> fibers;
+inline std::vector<Warp> warps;
+inline ucontext_t scheduler;
+inline Fiber* current;
+inline Index block, block_size;
+inline std::function<void()> kernel;
+
+inline void pass_on() { swapcontext(&current->context, &scheduler); }
+
+inline void meet() {
+    Warp& warp = warps[current->thread.x / 32];
+    const int turn = warp.turn;
+    if (++warp.waiting == 32) {
+        warp.waiting = 0;
+        ++warp.turn;
+    }
+    while (warp.turn == turn) pass_on();
+}
+
+// Every lane gives a word and sees all 32.
+template <class F>
+auto together(uint32_t given, F use) {
+    Warp& warp = warps[current->thread.x / 32];
+    warp.slots[current->thread.x % 32] = given;
+    meet();
+    const auto result = use(warp.slots);
+    meet();
+    return result;
+}
+
+inline void enter() {
+    kernel();
+    current->done = true;
+    pass_on();
+}
+
+template <class F, class... Arguments>
+void launch(unsigned blocks, int threads, F call, Arguments... arguments) {
+    kernel = [=] { call(arguments...); };
+    block_size = {unsigned(threads)};
+    fibers.resize(threads);
+    for (block.x = 0; block.x < blocks; ++block.x) {
+        warps.assign((threads + 31) / 32, Warp());
+        for (int t = 0; t < threads; ++t) {
+            Fiber& fiber = fibers[t];
+            fiber.stack.resize(1 << 16);
+            fiber.thread = {unsigned(t)};
+            fiber.done = false;
+            getcontext(&fiber.context);
+            fiber.context.uc_stack.ss_sp = fiber.stack.data();
+            fiber.context.uc_stack.ss_size = fiber.stack.size();
+            fiber.context.uc_link = nullptr;
+            makecontext(&fiber.context, enter, 0);
+        }
+        for (int idle = 0, left = threads; left;) {
+            const int before = left;
+            const auto turns = [] {
+                int sum = 0;
+                for (const Warp& warp : warps) sum += warp.turn;
+                return sum;
+            };
+            const int turned = turns();
+            for (Fiber& fiber : fibers) {
+                if (fiber.done) continue;
+                current = &fiber;
+                swapcontext(&scheduler, &fiber.context);
+                left -= fiber.done;
+            }
+            idle = left == before && turns() == turned ? idle + 1 : 0;
+            if (idle > 1) {
+                std::fprintf(stderr, "emulation: a warp waits for lanes that never come\n");
+                std::abort();
+            }
+        }
+    }
+}
+
+template <class To, class From>
+To bits(From from) {
+    To to;
+    static_assert(sizeof(to) == sizeof(from));
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+}  // namespace emulation
+
+#define threadIdx (emulation::current->thread)
+#define blockIdx (emulation::block)
+#define blockDim (emulation::block_size)
+
+using std::max;
+
+template <class T>
+T __shfl_sync(unsigned, T x, int from) {
+    return emulation::together(emulation::bits<uint32_t>(x), [=](const uint32_t* s) { return emulation::bits<T>(s[from]); });
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T x, int m) {
+    return __shfl_sync(mask, x, int(threadIdx.x % 32) ^ m);
+}
+inline unsigned __ballot_sync(unsigned, bool p) {
+    return emulation::together(p, [](const uint32_t* s) {
+        unsigned all = 0;
+        for (int i = 0; i < 32; ++i) all |= s[i] << i;
+        return all;
+    });
+}
+inline bool __any_sync(unsigned mask, bool p) { return __ballot_sync(mask, p); }
+inline void __syncwarp() { emulation::meet(); }
+inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
+inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+inline uint32_t __float_as_uint(float x) { return emulation::bits<uint32_t>(x); }
+inline int __float_as_int(float x) { return emulation::bits<int>(x); }
+inline float __int_as_float(int x) { return emulation::bits<float>(x); }
+template <class T>
+T __ldg(const T* p) {
+    return *p;
+}
+inline float atomicAdd(float* to, float x) { return *to += x; }
+inline int atomicMax(int* to, int x) { return *to = std::max(*to, x); }
+
+namespace thrust {
+template <class T>
+struct counting_iterator {
+    T at;
+    explicit counting_iterator(T start) : at(start) {}
+};
+template <class F, class T>
+struct transform_iterator {
+    F f;
+    T at;
+    auto operator[](int64_t i) const { return f(at + i); }
+};
+template <class T, class F>
+transform_iterator<F, T> make_transform_iterator(counting_iterator<T> from, F f) {
+    return {f, from.at};
+}
+}  // namespace thrust
+
+namespace cub {
+struct DeviceRadixSort {
+    static cudaError_t SortPairs(void* memory, size_t& bytes, const uint32_t* keys, uint32_t* sorted,
+                                 const int32_t* values, int32_t* carried, int count, int low, int high, cudaStream_t) {
+        if (!memory) return bytes = 1, 0;
+        const auto key = [=](int i) { return uint32_t(uint64_t(keys[i]) % (uint64_t(1) << high) >> low); };
+        std::vector<int> order(count);
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return key(a) < key(b); });
+        for (int i = 0; i < count; ++i) {
+            sorted[i] = keys[order[i]];
+            carried[i] = values[order[i]];
+        }
+        return 0;
+    }
+};
+struct DeviceScan {
+    template <class In, class Out>
+    static cudaError_t InclusiveSum(void* memory, size_t& bytes, In in, Out out, int count, cudaStream_t) {
+        if (!memory) return bytes = 1, 0;
+        std::decay_t<decltype(out[0])> sum = 0;
+        for (int i = 0; i < count; ++i) out[i] = sum += in[i];
+        return 0;
+    }
+};
+}  // namespace cub

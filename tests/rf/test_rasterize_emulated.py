@@ -1,0 +1,118 @@
+"""The CUDA sources, run on the CPU: kernels, launchers and binding are the production's own, CUDA is emulated."""
+
+import ctypes
+import re
+import subprocess
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from spheres import HEMISPHERE, NAMES, SPHERE, away_from_cuts, gradients, scene, weights_like
+from test_rasterize import SCENES
+
+from chanlab.rf import Panorama, build, sphere
+
+LAUNCH = re.compile(r"(\w+(?:<decltype\(bound\)::value>)?)<<<(.*?), (\w+), 0, stream>>>\(", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    """The library of `sphere.cu` with launches turned into calls of the emulation."""
+    folder = tmp_path_factory.mktemp("emulation")
+    text = (build.KERNELS / "sphere.cu").read_text(encoding="utf-8")
+    text = re.sub(r"#include <(cub|thrust)/.*>", "", text)
+    text, count = LAUNCH.subn(r"emulation::launch(\2, \3, [](auto... a) { \1(a...); }, ", text)
+    assert count == text.count("emulation::launch") >= 5
+    assert "<<<" not in text
+    source, library = folder / "sphere.cpp", folder / "sphere.so"
+    source.write_text(f'#include "{Path(__file__).with_name("cuda_on_cpu.h")}"\n{text}')
+    command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{build.KERNELS}", source, "-o"]
+    done = subprocess.run([*map(str, command), str(library)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture
+def cuda(emulated, monkeypatch):
+    """Calls the CUDA implementations of the operator with tensors of the CPU."""
+    monkeypatch.setattr(sphere, "_cuda_library", lambda: emulated)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=0))
+
+    def call(inputs, panorama, by_image, by_transmittance, capacity=20_000, poses=True):
+        given = [x.float() for x in inputs]
+        size = (panorama.height, panorama.width)
+        blur = 0.3 * panorama.row_step**2
+        asked = (*size, panorama.lowest, panorama.highest, panorama.start, 0.01, blur)
+        image, through, *seen, last, state = sphere._cuda(*given, *asked, True, capacity)
+        by = (by_image.float(), by_transmittance.float())
+        found = sphere._cuda_backward(*by, *given, through, last, state, *asked, capacity, poses)
+        return image, through, seen, found, state[:4].view(torch.int64)
+
+    return call
+
+
+CHOSEN = ("hemisphere", "one column", "a band from a start", "opaque", "degenerate scales", "poles")
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_kernels_give_the_references_image_and_gradients(cuda, name):
+    panorama, inputs = SCENES[name]
+    inputs = [x.float().double() for x in inputs]
+    by_image, by_transmittance = weights_like(inputs, panorama)
+    clear = away_from_cuts(inputs, panorama)
+    assert clear.float().mean() > 0.3
+    weights = (by_image * clear[:, None], by_transmittance * clear)
+    want, by_want = gradients(inputs, panorama, "reference", *weights, statistics=True)
+    image, through, seen, found, status = cuda(inputs, panorama, *weights)
+    where = clear[:, None].expand_as(want.image)
+    torch.testing.assert_close(image[where].double(), want.image[where], rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(through[clear].double(), want.transmittance[clear], rtol=1e-3, atol=2e-5)
+    for a, b in zip(seen[1:], want.visibility[1:], strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0.01, atol=0.02)
+    for which, a, b in zip(NAMES, found, by_want, strict=True):
+        assert (a - b).norm() <= 1e-3 * b.norm(), which
+    assert 0 < status[0] <= 20_000
+    assert status[1] == 0
+
+
+@pytest.mark.parametrize("channels", [1, 3, 7, 25])
+def test_channels(cuda, channels):
+    inputs = [x.float() for x in scene(30, receivers=2, channels=channels, seed=30)]
+    weights = weights_like(inputs, HEMISPHERE)
+    want, by_want = gradients(inputs, HEMISPHERE, "cpu", *weights)
+    image, _, _, found, _ = cuda(inputs, HEMISPHERE, *weights)
+    torch.testing.assert_close(image, want.image, rtol=1e-3, atol=1e-4)
+    for a, b in zip(found, by_want, strict=True):
+        assert (a - b).norm() <= 1e-3 * b.norm()
+
+
+def test_room_is_used_to_the_last_pair_and_its_lack_is_nan(cuda):
+    inputs = [x.float() for x in scene(40, seed=32)]
+    panorama = Panorama.sphere(31, 61)
+    weights = weights_like(inputs, panorama)
+    image, _, _, found, status = cuda(inputs, panorama, *weights)
+    need = int(status[0])
+    exact, _, _, again, status = cuda(inputs, panorama, *weights, capacity=need)
+    assert torch.equal(exact, image)
+    assert status[1] == 0
+    for a, b in zip(again, found, strict=True):
+        torch.testing.assert_close(a, b)
+    image, through, _, found, status = cuda(inputs, panorama, *weights, capacity=need - 1)
+    assert status.tolist() == [need, 1]
+    assert image.isnan().all()
+    assert through.isnan().all()
+    assert all(g.isnan().all() for g in found)
+
+
+def test_poses_without_gradient_are_zero_and_nothing_is_nothing(cuda):
+    inputs = scene(20, seed=33)
+    weights = weights_like(inputs, SPHERE)
+    *_, found, _ = cuda(inputs, SPHERE, *weights, poses=False)
+    assert all((g == 0).all() for g in found[5:])
+    assert found[0].abs().max() > 0
+    empty = [x[:0] if i < 5 else x for i, x in enumerate(inputs)]
+    image, through, _, found, _ = cuda(empty, SPHERE, *weights)
+    assert (image == 0).all()
+    assert (through == 1).all()
+    assert (found[5] == 0).all()
