@@ -141,6 +141,25 @@ def test_nothing_to_see_is_an_empty_image_without_nan(backend, place):
 
 
 @BOTH
+def test_nearest_is_where_drawing_begins(backend):
+    for distance, drawn in ((0.49, False), (0.5, False), (0.51, True)):
+        made = draw(one((0.0, 1, 0), distance=distance), SPHERE, backend, nearest=0.5)
+        assert (made.image.max() > 0.1) == drawn
+        assert (made.visibility.radius.item() > 0) == drawn
+
+
+def test_what_is_too_opaque_has_no_gradient_where_it_is():
+    """Around a mean on a pixel's ray alpha is clamped; it has no gradient there, in tiles as by definition."""
+    inputs = one(SPHERE.rays()[10, 7], opacity=1.0, scale=1.5)
+    want, by_want = gradients(inputs, SPHERE, "reference", *weights_like(inputs, SPHERE))
+    made, found = gradients(inputs, SPHERE, "cpu", *weights_like(inputs, SPHERE))
+    assert made.image[0, 0, 10, 7].item() == pytest.approx(0.999, abs=1e-12)
+    torch.testing.assert_close(made.image, want.image, rtol=1e-9, atol=1e-12)
+    for a, b in zip(found, by_want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+
+
+@BOTH
 def test_among_and_inside_gaussians_nothing_is_nan(backend):
     inputs = list(scene(60, receivers=2, seed=8, scales=(0.5, 3.0)))
     inputs[0] = inputs[0] * 0.1
