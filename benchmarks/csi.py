@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from csi_train import SYSTEMS as TRAINED
-from csi_train import for_band
+from csi_train_grid import SYSTEMS as TRAINED
+from csi_train_grid import for_band
 from torch import Tensor, nn
 
 from chanlab.cli.common import run_script, script_parser, table, time_text

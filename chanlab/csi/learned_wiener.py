@@ -247,13 +247,11 @@ class LearnedWiener(nn.Module):
             spread = (shares * mean[..., None, :, :, :]).sum(3)  # [batch, series, horizon, shift, column, row, tap]
             whole = _to_places(spread, seen.strong)
             whole = whole + self.rest[band] * _to_places(rest[:, :, :, None], seen.weak)
-            log_variance, rest_log_variance = (
-                torch.log((v + 1e-2 * floor if band == 0 else w).flatten(1, 2).mean(1)) + d[..., band, :]
-                for v, w, d in (
-                    (variance, prior[..., None], steps_seen.flatten(1, 2).mean(1)),
-                    (rest_variance, rest_prior, _at_steps(self.rest_deviation, ahead)),
-                )
-            )
+            # In its own band the process tells how sure it is; of the other band only how strong the channel is.
+            known = variance + 1e-2 * floor if band == 0 else prior[..., None]
+            rest_known = rest_variance + 1e-2 * floor if band == 0 else rest_prior
+            log_variance = torch.log(known.mean((1, 2))) + steps_seen.mean((1, 2))[..., band, :]
+            rest_log_variance = torch.log(rest_known.mean((1, 2))) + _at_steps(self.rest_deviation, ahead)[band]
             both = torch.cat([log_variance, rest_log_variance], 1).clamp_min(-14.0).exp().gather(1, order)
             process = torch.cat([variance, rest_variance], 3).mean((1, 2))
             bands.append(_Band(band, whole, both, process))

@@ -1,6 +1,5 @@
 """benchmarks/csi_train.py: runs of one budget, resumed and limited as said; what is kept is what is evaluated."""
 
-import importlib.util
 import json
 import re
 import shlex
@@ -23,17 +22,19 @@ from chanlab.csi import (
     load_weights,
     save_weights,
 )
+from chanlab.data import CSIBatch
 from chanlab.data.protocol import CSI4CAST, cell_number
 from chanlab.data.recipe import find_recipe
 from chanlab.errors import UsageError
 from chanlab.metrics import nmse
 from chanlab.records import load_records, select
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "csi_train.py"
-spec = importlib.util.spec_from_file_location("csi_train", SCRIPT)
-csi_train = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
-spec.loader.exec_module(csi_train)
-Run, Trainer = csi_train.Run, csi_train.Trainer
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import csi_train
+import csi_train_grid
+import csi_trainer
+from csi_train_grid import Run
+from csi_trainer import Trainer
 
 TINY = ["--batch", "4", "--block-size", "2", "--val-samples", "1", "--every", "9", "--samples", "2", "--no-compile"]
 
@@ -66,7 +67,7 @@ def make(recipe, tmp_path):
     def build(*options: str, seed: int = 1, system: str = recipe):
         args = csi_train.arguments([*TINY, "--windows", "12", "--out", str(tmp_path), *options])
         run = Run(system, "tdd", seed)
-        return Trainer(args, time.perf_counter()), run, csi_train.build(run)
+        return Trainer(args, time.perf_counter()), run, csi_train_grid.build(run)
 
     return build
 
@@ -103,7 +104,7 @@ def test_records_are_those_of_the_kept_weights(grid):
     """Weights in eight bits, loaded into a fresh network, give the recorded figure."""
     run = Run(grid[1], "tdd", 2)
     trainer = Trainer(csi_train.arguments(grid), time.perf_counter())
-    module = csi_train.build(run)
+    module = csi_train_grid.build(run)
     load_weights(module.predictor, out(grid) / "weights" / f"{run.name}.safetensors")
     again = trainer.evaluate(run, module.predictor)
     known = json.loads((out(grid) / "runs" / f"{run.name}.json").read_text())["records"]
@@ -188,7 +189,7 @@ def test_large_weights_are_not_kept_and_the_run_is_done(recipe, tmp_path, capsys
 
 def test_steps_without_finite_gradients_are_skipped_and_counted(make, monkeypatch):
     trainer, run, module = make()
-    draw = csi_train.Batches.__next__
+    draw = csi_trainer.Batches.__next__
 
     def broken(batches):
         batch = draw(batches)
@@ -196,7 +197,7 @@ def test_steps_without_finite_gradients_are_skipped_and_counted(make, monkeypatc
             batch.target[:] = torch.nan
         return batch
 
-    monkeypatch.setattr(csi_train.Batches, "__next__", broken)
+    monkeypatch.setattr(csi_trainer.Batches, "__next__", broken)
     done = trainer.train(run, module)
     assert (done.steps, done.skipped) == (3, 1)
     assert done.curve[-1]["loss"] > 0
@@ -222,8 +223,8 @@ def test_a_run_depends_on_its_seed_alone(make):
 @pytest.mark.parametrize("options", [[], ["--lr", "2e-3"]])
 def test_learning_rate_rises_and_falls_to_nothing_over_the_budget(options, make, monkeypatch):
     trainer, run, module = make("--windows", "400", "--points", "1", *options)
-    drawn = next(csi_train.Batches(run, 4, 1, 2, torch.device("cpu")))
-    monkeypatch.setattr(csi_train.Batches, "__next__", lambda batches: drawn)
+    drawn = next(csi_trainer.Batches(run, 4, 1, 2, torch.device("cpu")))
+    monkeypatch.setattr(csi_trainer.Batches, "__next__", lambda batches: drawn)
     rates = []
     step = torch.optim.AdamW.step
     monkeypatch.setattr(
@@ -244,12 +245,12 @@ def test_learning_rate_rises_and_falls_to_nothing_over_the_budget(options, make,
 )
 def test_progress_is_measured_by_the_budget(options, steps, progress):
     trainer = Trainer(csi_train.arguments(options), 0.0)
-    assert trainer.progress(30.0, csi_train.Trained(steps=2, windows=6), steps) == pytest.approx(progress)
+    assert trainer.progress(30.0, csi_train_grid.Trained(steps=2, windows=6), steps) == pytest.approx(progress)
 
 
 def test_antennas_are_drawn_anew_from_the_same_windows():
     device, run = torch.device("cpu"), Run("rnn", "tdd", 1)
-    some, every = (csi_train.Batches(run, 3, antennas, 2, device) for antennas in (5, None))
+    some, every = (csi_trainer.Batches(run, 3, antennas, 2, device) for antennas in (5, None))
     kept = []
     for _ in range(2):
         part, whole = next(some), next(every)
@@ -277,17 +278,17 @@ def test_objective_is_the_protocols_figure_without_a_floor():
     torch.manual_seed(0)
     module = CSIPredictionModule(RNN(6, hidden=4, layers=1))
     history, target = (torch.randn(3, 1, 4, n, 6, dtype=torch.complex64) for n in (16, 4))
-    batch = csi_train.CSIBatch(history, target, *(torch.ones(3) for _ in range(5)))
+    batch = CSIBatch(history, target, *(torch.ones(3) for _ in range(5)))
     figure = nmse(module(history), target, "per_antenna_step")
-    assert csi_train.objective(module, batch, 0.0).item() == pytest.approx(figure.item())
+    assert csi_trainer.objective(module, batch, 0.0).item() == pytest.approx(figure.item())
     target[0, 0, 0, 0] = 0  # a fade: its ratio is bounded by the floor
-    assert csi_train.objective(module, batch, 0.0).isinf()
-    assert csi_train.objective(module, batch, 0.01) < 100
+    assert csi_trainer.objective(module, batch, 0.0).isinf()
+    assert csi_trainer.objective(module, batch, 0.01) < 100
 
 
-@pytest.mark.parametrize("system", sorted(csi_train.SYSTEMS))
+@pytest.mark.parametrize("system", sorted(csi_train_grid.SYSTEMS))
 def test_arguments_in_fdd_are_those_that_recipes_name(system):
-    text = find_recipe("models", csi_train.SYSTEMS[system]).read_text()
+    text = find_recipe("models", csi_train_grid.SYSTEMS[system]).read_text()
     named = {}
     for line in re.findall(r"^# FDD: (.*)$", text, re.MULTILINE):
         words = shlex.split(line)
@@ -297,9 +298,9 @@ def test_arguments_in_fdd_are_those_that_recipes_name(system):
             for key, value in given.items()
             if key.startswith("--model.predictor.")
         }
-    node = csi_train.recipe(system)["model"]["init_args"]["predictor"]
-    assert csi_train.for_band(node, "tdd")["init_args"] == node["init_args"]
-    assert csi_train.for_band(node, "fdd")["init_args"] == {**node["init_args"], **named}
+    node = csi_train_grid.recipe(system)["model"]["init_args"]["predictor"]
+    assert csi_train_grid.for_band(node, "tdd")["init_args"] == node["init_args"]
+    assert csi_train_grid.for_band(node, "fdd")["init_args"] == {**node["init_args"], **named}
 
 
 def test_arguments_in_fdd_hold_for_recipes_of_any_name(tmp_path):
@@ -308,7 +309,7 @@ def test_arguments_in_fdd_hold_for_recipes_of_any_name(tmp_path):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
     for duplex, normalised in (("tdd", True), ("fdd", False)):
         for name in (str(tmp_path / "mine.yaml"), "csi4cast_softs"):
-            assert csi_train.build(Run(name, duplex, 1)).predictor.instance_norm == normalised
+            assert csi_train_grid.build(Run(name, duplex, 1)).predictor.instance_norm == normalised
 
 
 def test_a_subset_of_cells_meets_every_speed(make):
@@ -329,13 +330,13 @@ def test_without_a_compiler_training_goes_on(make, monkeypatch, capsys):
     trainer, run, module = make()
     trainer.validation("tdd")  # imports Sionna, which compiles
     monkeypatch.setattr(torch, "compile", no_compiler)
-    monkeypatch.setattr(csi_train.Compiled, "failed", False)
+    monkeypatch.setattr(csi_trainer.Compiled, "failed", False)
     module.predictor.encoder.compilable = True
     trainer.args.compile = True
     done = trainer.train(run, module)
     assert (done.complete, done.compiled) == (True, False)
     assert "no C compiler here" in capsys.readouterr().err
-    assert csi_train.Compiled.failed
+    assert csi_trainer.Compiled.failed
 
 
 def test_compiled_parts_are_compiled_in_training_only(make, monkeypatch):
@@ -347,7 +348,7 @@ def test_compiled_parts_are_compiled_in_training_only(make, monkeypatch):
     trainer, run, module = make()
     trainer.validation("tdd")  # imports Sionna, which compiles
     monkeypatch.setattr(torch, "compile", compile_)
-    monkeypatch.setattr(csi_train.Compiled, "failed", False)
+    monkeypatch.setattr(csi_trainer.Compiled, "failed", False)
     module.predictor.encoder.compilable = True
     trainer.args.compile = True
     assert trainer.train(run, module).compiled
@@ -369,8 +370,8 @@ def test_compiled_parts_are_compiled_in_training_only(make, monkeypatch):
     ],
 )
 def test_parts_that_are_marked_are_compiled(predictor, count):
-    assert len(csi_train.Compiled(predictor(), True).parts) == count
-    assert not csi_train.Compiled(predictor(), False).parts
+    assert len(csi_trainer.Compiled(predictor(), True).parts) == count
+    assert not csi_trainer.Compiled(predictor(), False).parts
 
 
 def test_out_of_memory_halves_the_batch(make, monkeypatch, capsys):

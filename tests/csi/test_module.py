@@ -262,9 +262,19 @@ def test_gradients_that_are_not_finite_are_dropped_and_counted(tmp_path):
     assert module.skipped == 1
 
 
-def test_only_marked_parts_are_compiled():
+def test_only_marked_parts_are_compiled(monkeypatch):
     with pytest.raises(UsageError, match="no parts to compile"):
         CSIPredictionModule(GRU(K, H, hidden=4), compile=True).setup("fit")
+    compiled = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append(module))
+    predictor = GRU(K, H, hidden=4)
+    marked = next(predictor.children())
+    marked.compilable = True
+    module = CSIPredictionModule(predictor, compile=True)
+    module.setup("test")
+    assert not compiled
+    module.setup("fit")
+    assert compiled == [marked]
 
 
 def test_weights_are_written_after_validation_and_load_again(tmp_path):
