@@ -1,0 +1,133 @@
+"""Block error rates of 5G LDPC and QAM over AWGN, for the separation baseline of image transmission.
+
+Every modulation and coding scheme of TS 38.214 (tables 1, 2 and 4) that sionna.phy can encode, code blocks of five
+lengths. Writes the table that `chanlab.jscc.separation` looks operating points up in, and a picture of its curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chanlab.cli.common import run_script, script_parser
+from chanlab.errors import UsageError
+
+EXAMPLES = """examples:
+  python sims/ldpc_bler.py                              (about half an hour on a CPU core)
+  python sims/ldpc_bler.py --device cuda --rounds 40    (the table that ships was made on a CPU)
+  python sims/ldpc_bler.py --every 6 --lengths 1024 --rounds 6
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The script's arguments."""
+    from chanlab.jscc.separation.bler import LENGTHS
+
+    p = script_parser(__doc__, EXAMPLES)
+    p.add_argument("--every", type=int, default=1, help="take one scheme of so many")
+    p.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="information bits of a block")
+    p.add_argument("--rounds", type=int, default=10, help="rounds of each curve")
+    p.add_argument("--blocks", type=int, default=20, help="blocks of a round")
+    p.add_argument("--iterations", type=int, default=20, help="iterations of belief propagation")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--out", type=Path, default=Path("out/ldpc_bler"), help="folder of table and picture")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, write the table and a picture."""
+    return run_script(run, parser().parse_args(argv), "ldpc_bler")
+
+
+def run(args: argparse.Namespace) -> None:
+    """All curves."""
+    from importlib.metadata import version
+
+    from chanlab import records
+    from chanlab.channels.sionna_phy import device_name
+    from chanlab.cli.figures import save
+    from chanlab.jscc.separation.bler import BlerTable, Curve, measure, save_table
+    from chanlab.jscc.separation.mcs import Mcs, nr_mcs
+
+    if min(args.every, args.rounds, args.blocks, args.iterations) < 1:
+        raise UsageError("--every, --rounds, --blocks and --iterations must be at least 1.")
+
+    def show(curve: Curve) -> None:
+        mcs = Mcs(curve.bits_per_symbol, curve.rate_1024)
+        print(
+            f"{mcs!s:18} K {curve.block_bits:5}: {curve.mean_db:6.2f} dB, width {curve.deviation_db:.3f} dB", flush=True
+        )
+
+    curves = measure(
+        nr_mcs()[:: args.every],
+        args.lengths,
+        show,
+        rounds=args.rounds,
+        blocks=args.blocks,
+        seed=args.seed,
+        num_iterations=args.iterations,
+        device=device_name(args.device),
+    )
+    origin = {
+        "command": records.this_command(),
+        "commit": records.commit(),
+        "hardware": records.hardware(),
+        "sionna": version("sionna"),
+        "torch": version("torch"),
+        "iterations": args.iterations,
+        "decoder": "boxplus-phi, flooding",
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    save_table(args.out / "bler.json", curves, origin)
+    save(picture(BlerTable(curves)), args.out / "ldpc_bler.png")
+    print("written:", args.out / "bler.json", args.out / "ldpc_bler.png")
+
+
+def picture(table: Any) -> Any:
+    """Measured points and fitted lines of the longest blocks; distance from capacity of all lengths."""
+    import math
+
+    import numpy as np
+    from matplotlib import colormaps
+    from scipy.special import ndtr
+
+    from chanlab.cli.figures import new_figure, tidy
+
+    figure = new_figure(11, 4.2)
+    left, right = figure.subplots(1, 2)
+    longest = max(c.block_bits for c in table.curves)
+    orders = sorted({c.bits_per_symbol for c in table.curves})
+    colors = {o: colormaps["viridis"](i / max(1, len(orders))) for i, o in enumerate(orders)}
+    for curve in (c for c in table.curves if c.block_bits == longest):
+        z = np.linspace(-2, 3.2, 60)
+        color = colors[curve.bits_per_symbol]
+        left.plot(curve.mean_db + z * curve.deviation_db, ndtr(-z), color=color, linewidth=0.8)
+        left.plot(
+            [s for s, _, _ in curve.points], [e / b or np.nan for _, b, e in curve.points], ".", color=color, ms=3
+        )
+    left.set_yscale("log")
+    tidy(left, f"Code blocks of {longest} bits", "SNR [dB]", "block error rate")
+    styles = dict(zip(sorted({c.block_bits for c in table.curves}), (":", "-.", "--", (0, (6, 1)), "-"), strict=False))
+    for order in orders:
+        for length, style in styles.items():
+            held = [c for c in table.curves if (c.bits_per_symbol, c.block_bits) == (order, length)]
+            gap = [
+                c.mean_db + 2.33 * c.deviation_db - 10 * math.log10(2 ** (order * c.block_bits / c.codeword_bits) - 1)
+                for c in held
+            ]
+            rate = [order * c.block_bits / c.codeword_bits for c in held]
+            name = f"{2**order}-QAM" if length == longest else None
+            right.plot(rate, gap, linestyle=style, color=colors[order], label=name, linewidth=1)
+    for length, style in styles.items():
+        right.plot([], [], linestyle=style, color="black", linewidth=1, label=f"K = {length}")
+    tidy(right, "Distance from capacity at BLER 1 %", "bit per channel use", "SNR gap [dB]")
+    right.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())
