@@ -1,12 +1,14 @@
 """Block error rates of 5G LDPC and QAM over AWGN, for the separation baseline of image transmission.
 
 Every modulation and coding scheme of TS 38.214 (tables 1, 2 and 4) that sionna.phy can encode, code blocks of five
-lengths. Writes the table that `chanlab.jscc.separation` looks operating points up in, and a picture of its curves.
+lengths. Writes the table that `chanlab.jscc.separation` looks operating points up in, and a picture of its curves; a run
+that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,13 +26,11 @@ EXAMPLES = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """The script's arguments."""
-    from chanlab.jscc.separation.bler import LENGTHS
-
     p = script_parser(__doc__, EXAMPLES)
     p.add_argument("--every", type=int, default=1, help="take one scheme of so many")
-    p.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="information bits of a block")
-    p.add_argument("--rounds", type=int, default=10, help="rounds of each curve")
-    p.add_argument("--blocks", type=int, default=20, help="blocks of a round")
+    p.add_argument("--lengths", type=int, nargs="+", help="information bits of a block; a plan of five by default")
+    p.add_argument("--rounds", type=int, default=8, help="rounds of each curve")
+    p.add_argument("--blocks", type=int, default=16, help="blocks of a round")
     p.add_argument("--iterations", type=int, default=20, help="iterations of belief propagation")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cpu")
@@ -50,41 +50,39 @@ def run(args: argparse.Namespace) -> None:
     from chanlab import records
     from chanlab.channels.sionna_phy import device_name
     from chanlab.cli.figures import save
-    from chanlab.jscc.separation.bler import BlerTable, Curve, measure, save_table
-    from chanlab.jscc.separation.mcs import Mcs, nr_mcs
+    from chanlab.jscc.separation.bler import BlerTable, measure_curve, plan, save_table
 
     if min(args.every, args.rounds, args.blocks, args.iterations) < 1:
         raise UsageError("--every, --rounds, --blocks and --iterations must be at least 1.")
-
-    def show(curve: Curve) -> None:
-        mcs = Mcs(curve.bits_per_symbol, curve.rate_1024)
-        print(
-            f"{mcs!s:18} K {curve.block_bits:5}: {curve.mean_db:6.2f} dB, width {curve.deviation_db:.3f} dB", flush=True
-        )
-
-    curves = measure(
-        nr_mcs()[:: args.every],
-        args.lengths,
-        show,
-        rounds=args.rounds,
-        blocks=args.blocks,
-        seed=args.seed,
-        num_iterations=args.iterations,
-        device=device_name(args.device),
-    )
+    settings = {"rounds": args.rounds, "blocks": args.blocks, "seed": args.seed, "num_iterations": args.iterations}
     origin = {
         "command": records.this_command(),
         "commit": records.commit(),
         "hardware": records.hardware(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "sionna": version("sionna"),
         "torch": version("torch"),
-        "iterations": args.iterations,
         "decoder": "boxplus-phi, flooding",
+        **settings,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    save_table(args.out / "bler.json", curves, origin)
+    path = args.out / "bler.json"
+    curves = []
+    if path.exists():
+        held = BlerTable.load(path)
+        if any(held.origin.get(k) != v for k, v in settings.items()):
+            raise UsageError(f"{path} was measured with other settings: take another --out, or delete it.")
+        curves, origin = list(held.curves), held.origin
+    done = {(c.bits_per_symbol, c.rate_1024, c.block_bits) for c in curves}
+    for mcs, length in plan(args.every, args.lengths):
+        if (mcs.bits_per_symbol, mcs.rate_1024, length) in done:
+            continue
+        curve = measure_curve(mcs, length, device=device_name(args.device), **settings)
+        curves.append(curve)
+        save_table(path, curves, origin)
+        print(f"{mcs!s:18} K {length:5}: {curve.mean_db:6.2f} dB, width {curve.deviation_db:.3f} dB", flush=True)
     save(picture(BlerTable(curves)), args.out / "ldpc_bler.png")
-    print("written:", args.out / "bler.json", args.out / "ldpc_bler.png")
+    print("written:", path, args.out / "ldpc_bler.png")
 
 
 def picture(table: Any) -> Any:

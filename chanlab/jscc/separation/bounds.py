@@ -23,8 +23,8 @@ def capacity(snr_db: float) -> float:
 def dispersion(snr_db: float) -> float:
     """Dispersion of the complex AWGN channel [bit² per channel use].
 
-    SNR (SNR + 2) / (SNR + 1)² log2² e: twice that of a real channel (Polyanskiy, Poor and Verdú, "Channel coding rate in
-    the finite blocklength regime", 2010, eq. 293).
+    SNR (SNR + 2) / (SNR + 1)² log2² e: twice that of a real channel (Polyanskiy, Poor and Verdú, "Channel coding
+    rate in the finite blocklength regime", 2010, eq. 293).
     """
     snr = linear(snr_db)
     return snr * (snr + 2) / (snr + 1) ** 2 * math.log2(math.e) ** 2

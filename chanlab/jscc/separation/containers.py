@@ -65,7 +65,11 @@ def strip_jpeg_tables(stream: bytes, frame: bytes, scan: bytes) -> bytes:
     segments, at = _segments(rest, (0xDA,))
     tables, sos = segments[:-1], segments[-1]
     ids = [t[4] for t in tables]
-    if sos != scan or ids != [0x00, 0x10, 0x01, 0x11] or any(t[1] != 0xC4 or len(t) != 21 + sum(t[5:21]) for t in tables):
+    if (
+        sos != scan
+        or ids != [0x00, 0x10, 0x01, 0x11]
+        or any(t[1] != 0xC4 or len(t) != 21 + sum(t[5:21]) for t in tables)
+    ):
         raise StripError("this JPEG file has unusual Huffman tables: use the codec with strip=False.")
     return b"".join(t[5:] for t in tables) + rest[at : -len(_EOI)]
 
@@ -146,8 +150,7 @@ _FRAME_OBU = 6
 
 def strip_avif(stream: bytes, template: bytes) -> bytes:
     """A still AVIF file -> the payload of its frame OBU."""
-    boxes, items = _mdat(stream)
-    for kind, header, payload in _obus(items):
+    for kind, header, payload in _obus(_mdat(stream)[1]):
         if kind == _FRAME_OBU and header[0] == (_FRAME_OBU << 3 | 2):
             if wrap_avif(payload, template) == stream:
                 return payload

@@ -146,7 +146,9 @@ class Jpeg(PillowCodec):
 
     name, format, feature = "JPEG", "JPEG", "jpg"
     levels = 100
-    variants = tuple(f"{tables} {sampling}" for tables in ("standard", "own", "progressive") for sampling in ("4:2:0", "4:4:4"))
+    variants = tuple(
+        f"{tables} {sampling}" for tables in ("standard", "own", "progressive") for sampling in ("4:2:0", "4:4:4")
+    )
 
     def _options(self, level: int, variant: str) -> dict[str, Any]:
         tables, sampling = variant.split()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,8 +54,8 @@ class QamDemapper:
 class TransportChannel:
     """Transport blocks of one format, sent as QAM symbols and decoded.
 
-    Encoding is `sionna.phy.nr.TBEncoder` (CRC, segmentation, LDPC, rate matching, interleaving, scrambling); decoding is
-    belief propagation whose blocks stop as soon as their CRC is right after 2, 5, 10 or all iterations.
+    Encoding is `sionna.phy.nr.TBEncoder` (CRC, segmentation, LDPC, rate matching, interleaving, scrambling);
+    decoding is belief propagation whose blocks stop as soon as their CRC is right after 2, 5, 10 or all iterations.
 
     Args:
         format: From `transport_format`.
