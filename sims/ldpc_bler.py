@@ -1,8 +1,8 @@
 """Block error rates of 5G LDPC and QAM over AWGN, for the separation baseline of image transmission.
 
 Every modulation and coding scheme of TS 38.214 (tables 1, 2 and 4) that sionna.phy can encode, code blocks of five
-lengths. Writes the table that `chanlab.jscc.separation` looks operating points up in, and a picture of its curves; a run
-that was stopped goes on where it was.
+lengths. Writes the table that `chanlab.jscc.separation` looks operating points up in, and a picture of its curves; a
+run that was stopped goes on where it was.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -192,7 +192,8 @@ def effective_snr_db(bits_per_symbol: int, snr_db: Array) -> Array:
     if snr_db.shape[-1] == 1:
         return snr_db[..., 0]
     grid, information = _qam_information(bits_per_symbol)
-    return np.interp(np.interp(snr_db, grid, information).mean(-1), information, grid)
+    mean = np.interp(snr_db, grid, information).mean(-1)
+    return np.asarray(np.interp(mean, information, grid), np.float64)
 
 
 @functools.cache
@@ -209,5 +210,5 @@ def _qam_information(bits_per_symbol: int) -> tuple[Array, Array]:
         exponent = -((received[:, :, None] - levels) ** 2) * snr / 2 + (nodes**2 / 2)[None, :, None]
         lost = (np.log2(np.exp(exponent).sum(-1)) * weights).sum(-1).mean()
         information.append(2 * (math.log2(points) - lost))
-    growing: Any = np.maximum.accumulate(information) + 1e-9 * np.arange(len(grid))
+    growing = np.maximum.accumulate(information) + 1e-9 * np.arange(len(grid))
     return grid, growing

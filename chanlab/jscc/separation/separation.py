@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from chanlab.jscc.separation.transport import TransportChannel, bits_to_bytes, b
 
 Outage = Literal["grey", "mean"]
 _SURE_LOSS = 0.999
+_SEARCHES: WeakKeyDictionary[ImageCodec, dict[bytes, RateSearch]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class OperatingPoint:
         source: The compressed image; None if nothing is sent.
         psnr_db: PSNR if it arrives [dB].
         lost_db: PSNR if it doesn't [dB].
-        expected_db: Expected PSNR, by the error probability [dB].
+        expected_db: Expected PSNR, by the error probability at the channel's SNR [dB].
         side_uses: Channel uses that tell the receiver the scheme.
     """
 
@@ -81,15 +83,16 @@ class Separation:
     stream fills the channel uses, and the scheme of highest expected PSNR is taken:
     (1 - BLER) PSNR(bits) + BLER PSNR(lost). Counted in the k uses: the stream with all of its headers that the receiver
     can't write itself, the mark of its end, CRC bits of transport and code blocks, the index of the scheme (as side
-    information, `side_information_uses`), pilots of the channel. Not counted: the image's size, the codec's name and the
-    SNR, which both ends know.
+    information, `side_information_uses`), pilots of the channel. Not counted: the image's size, the codec's name and
+    the SNR, which both ends know.
 
     An image is lost if a code block is: its stream can't be decoded. The receiver then shows a constant picture:
 
     - `outage="grey"`: mid-grey, which needs no bit;
     - `outage="mean"`: the image's own mean colour, told for nothing: a bound on what constant pictures can do.
 
-    Searches are kept for images given again, so that a sweep over SNRs encodes each image a few dozen times in all.
+    Searches are kept with the codec for images given again, so that a sweep over SNRs and channel codes encodes each
+    image a few dozen times in all.
 
     Args:
         codec: Name of a codec (`jpeg`, `jpeg2000`, `webp`, `avif`, `bpg`), or an `ImageCodec` such as a learned one.
@@ -113,7 +116,7 @@ class Separation:
         self.code = LdpcQam() if code is None else code
         self.channel = (AWGN() if channel is None else channel).eval()
         self.outage, self.device = outage, device
-        self._searches: dict[bytes, RateSearch] = {}
+        self._searches = _SEARCHES.setdefault(self.codec, {})
         self._offers: dict[tuple[int, float], list[Offer]] = {}
 
     def __call__(
@@ -149,6 +152,8 @@ class Separation:
         assumed = float(snr_db if assumed_snr_db is None else assumed_snr_db)
         pictures = [self._picture(image) for image in images]
         points = tuple(self.operating_point(picture, limit, assumed) for picture in pictures)
+        if assumed != float(snr_db):
+            points = tuple(self._reckoned(point, float(snr_db)) for point in points)
         lost = [self._lost_picture(picture) for picture in pictures]
         outcome: list[Picture | None] = [p.source.image if p.source is not None else None for p in points]
         simulate = simulate and all(p.offer is None or p.offer.format is not None for p in points)
@@ -200,6 +205,18 @@ class Separation:
             if found.psnr_db <= best.expected_db:  # fewer bits can't be better
                 break
         return best
+
+    def _reckoned(self, point: OperatingPoint, snr_db: float) -> OperatingPoint:
+        """An operating point with the error probability that it has at another SNR [dB]."""
+        if point.offer is None:
+            return point
+        if point.offer.format is None:
+            raise UsageError(f"assumed_snr_db: an ideal code ({self.code.name}) has no error rate at another SNR.")
+        symbols = point.offer.format.uses
+        offers = self.code.offers(symbols, symbol_snr_db(self.channel, snr_db, symbols))
+        offer = next(o for o in offers if o.format == point.offer.format)
+        expected = (1 - offer.error) * point.psnr_db + offer.error * point.lost_db
+        return replace(point, offer=offer, expected_db=expected)
 
     def _useful_offers(self, symbols: int, snr_db: float) -> list[Offer]:
         """Offers, most bits first, each less likely to be lost than those with more bits."""
@@ -253,6 +270,11 @@ class Separation:
             return self.codec.decode(data, shape)
         except CodecError:  # a CRC that was right by chance
             return None
+
+    def lost_images(self, images: Tensor) -> Tensor:
+        """What a receiver shows of lost images, as `images`."""
+        lost = np.stack([self._lost_picture(self._picture(image)) for image in images])
+        return torch.from_numpy(lost).permute(0, 3, 1, 2).float() / 255
 
     def _search(self, image: Picture) -> RateSearch:
         key = image.tobytes() + repr(image.shape).encode()

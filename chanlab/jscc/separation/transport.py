@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class QamDemapper:
         variance = 2 * noise_variance.expand(symbols.shape).reshape(-1, 1).expand(-1, 2)
         logits = [
             self._demapper(torch.complex(y, torch.zeros_like(y)), n0.contiguous())
-            for y, n0 in zip(flat.split(_SYMBOLS_AT_ONCE), variance.split(_SYMBOLS_AT_ONCE), strict=True)
+            for y, n0 in zip(torch.split(flat, _SYMBOLS_AT_ONCE), torch.split(variance, _SYMBOLS_AT_ONCE), strict=True)
         ]
         by_bit = torch.cat(logits).reshape(-1, 2, self.bits_per_symbol // 2)
         return by_bit.transpose(1, 2).reshape(*symbols.shape[:-1], -1)
@@ -70,7 +71,10 @@ class TransportChannel:
         order, where = format.mcs.bits_per_symbol, {"precision": "single", "device": device}
         self.format, self.num_iterations, self.device = format, num_iterations, device
         coded = format.uses * order
-        self._encoder = nr.TBEncoder(format.size, coded, min(format.mcs.code_rate, 948 / 1024), order, **where)
+        with warnings.catch_warnings():
+            # CRC bits take the highest rates of short blocks above 948/1024, up to which Sionna doesn't warn.
+            warnings.filterwarnings("ignore", "Effective coderate", UserWarning)
+            self._encoder = nr.TBEncoder(format.size, coded, format.mcs.code_rate, order, **where)
         if (self._encoder.tb_size, self._encoder.n) != (format.size, coded):
             raise UsageError(f"{format} isn't a transport block of TS 38.214: take it from transport_format.")
         self._decoder = ldpc.LDPC5GDecoder(
@@ -137,12 +141,12 @@ class TransportChannel:
         for part in torch.split(tried.nonzero().squeeze(-1), _CHUNK):
             index, state = part, None
             for iterations in iteration_stages(self.num_iterations):
+                if not index.numel():
+                    break
                 decoded, state = self._decoder(llr[index], num_iter=iterations, msg_v2c=state)
                 out[index] = decoded
                 going = ~self._cb_crc(decoded)[1].reshape(-1).bool()
                 index, state = index[going], state[going]
-                if not index.numel():
-                    break
         return out
 
 
