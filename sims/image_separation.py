@@ -38,10 +38,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--cliff", type=float, nargs="*", default=[5, 10], help="SNRs a fixed link is set up for [dB]")
     p.add_argument("--crops", type=int, default=2, help="crops of 96x96 from each photograph; 0: none")
     p.add_argument("--photos", type=int, default=4, help="photographs of 512x768 at most; 0: none")
-    p.add_argument("--expected", action="store_true", help="photographs by the table of block errors, not sent")
+    p.add_argument(
+        "--send",
+        choices=["all", "best", "none"],
+        default="best",
+        help="which codecs' photographs are really sent; figures of the others are expectations by the table of block "
+        "error rates (crops are always sent)",
+    )
     p.add_argument("--speed", type=int, nargs=2, default=[4, 6], help="speed of AVIF for crops and for photographs")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--draw", type=Path, help="draw these records, measure nothing")
+    p.add_argument("--draw", type=Path, nargs="+", help="draw these records, measure nothing")
     p.add_argument("--out", type=Path, default=Path("out/image_separation"), help="folder of results and picture")
     return p
 
@@ -57,9 +63,9 @@ def run(args: argparse.Namespace) -> None:
     from chanlab.records import load_records, save_records
 
     if args.draw is not None:
-        records = load_records(args.draw)
+        records = [r for path in args.draw for r in load_records(path)]
         if not records:
-            raise UsageError(f"{args.draw} holds no records.")
+            raise UsageError(f"no records in {', '.join(map(str, args.draw))}.")
     else:
         records = measure(args)
         save_records(args.out / "results.json", records, replace=True)
@@ -123,13 +129,13 @@ def systems(names: Sequence[str], args: argparse.Namespace, photos: bool) -> lis
         found.strip = strip
         return found
 
-    send = not (photos and args.expected)
     made = {n: codec(n) for n in names}
     best = "avif" if "avif" in names else names[-1]
-    held = [System(f"{SHORT[n]} + LDPC", Separation(c), send) for n, c in made.items()]
+    sent = [n for n in names if not photos or args.send == "all" or (args.send == "best" and n == best)]
+    held = [System(f"{SHORT[n]} + LDPC", Separation(c), n in sent) for n, c in made.items()]
     fixed = held[names.index(best)].separation
-    held += [System(f"{SHORT[best]} + LDPC, sent for {snr:g} dB", fixed, send, snr) for snr in args.cliff]
-    held.append(System(f"{SHORT[best]} files + LDPC", Separation(codec(best, strip=False)), send))
+    held += [System(f"{SHORT[best]} + LDPC, sent for {snr:g} dB", fixed, not photos, snr) for snr in args.cliff]
+    held.append(System(f"{SHORT[best]} files + LDPC", Separation(codec(best, strip=False)), not photos))
     held.append(System(f"{SHORT[best]} + finite-length bound", Separation(made[best], NormalCode())))
     held.append(System(f"{SHORT[best]} + capacity", Separation(made[best], CapacityCode())))
     return held

@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--every, --rounds, --blocks and --iterations must be at least 1.")
     settings = {"rounds": args.rounds, "blocks": args.blocks, "seed": args.seed, "num_iterations": args.iterations}
     origin = {
-        "command": records.this_command(),
+        "command": f"python sims/ldpc_bler.py --every {args.every} --rounds {args.rounds} --blocks {args.blocks} "
+        f"--iterations {args.iterations} --seed {args.seed}",
         "commit": records.commit(),
         "hardware": records.hardware(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -4,6 +4,7 @@
 looks like as arguments; `sweep` measures systems over SNRs.
 """
 
+from chanlab.jscc.separation.baseline import OperatingPoint, Separated, Separation, separation
 from chanlab.jscc.separation.channel_codes import CapacityCode, ChannelCode, LdpcQam, NormalCode, Offer, OutageCode
 from chanlab.jscc.separation.image_codecs import (
     CODECS,
@@ -19,8 +20,7 @@ from chanlab.jscc.separation.image_codecs import (
     find_codec,
 )
 from chanlab.jscc.separation.mcs import Mcs, TransportFormat, nr_mcs, transport_format
-from chanlab.jscc.separation.separation import OperatingPoint, Separated, Separation, separation
-from chanlab.jscc.separation.sweep import System, sweep
+from chanlab.jscc.separation.sweeps import System, sweep
 
 __all__ = [
     "CODECS",

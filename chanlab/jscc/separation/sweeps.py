@@ -10,7 +10,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from chanlab.jscc.separation.separation import Separated, Separation
+from chanlab.jscc.separation.baseline import Separated, Separation
 from chanlab.metrics.images import ms_ssim
 from chanlab.records import Record, record
 
