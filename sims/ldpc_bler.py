@@ -119,7 +119,7 @@ def picture(table: Any) -> Any:
                 for c in held
             ]
             rate = [order * c.block_bits / c.codeword_bits for c in held]
-            name = f"{2**order}-QAM" if length == longest else None
+            name = ("QPSK" if order == 2 else f"{2**order}-QAM") if length == longest else None
             right.plot(rate, gap, linestyle=style, color=colors[order], label=name, linewidth=1)
     for length, style in styles.items():
         right.plot([], [], linestyle=style, color="black", linewidth=1, label=f"K = {length}")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chanlab.channels.sionna_phy import device_name
 from chanlab.data import counter
 from chanlab.errors import UsageError
 from chanlab.jscc.channels import AWGN, SymbolChannel
@@ -115,7 +116,7 @@ class Separation:
         self.codec = find_codec(codec)
         self.code = LdpcQam() if code is None else code
         self.channel = (AWGN() if channel is None else channel).eval()
-        self.outage, self.device = outage, device
+        self.outage, self.device = outage, device if device == "cpu" else device_name(device)
         self._searches = _SEARCHES.setdefault(self.codec, {})
         self._offers: dict[tuple[int, float], list[Offer]] = {}
 

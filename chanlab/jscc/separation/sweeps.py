@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from chanlab.jscc.separation.baseline import Separated, Separation
-from chanlab.metrics.images import ms_ssim
 from chanlab.records import Record, record
 
 
@@ -106,6 +105,8 @@ def sweep(
 
 def _figures(out: Separated, images: Tensor, separation: Separation) -> list[tuple[float, float, float]]:
     """PSNR, MS-SSIM and outage of each image; expectations where nothing was sent."""
+    from chanlab.metrics.images import ms_ssim
+
     sent = (images.double() * 255).round() / 255
     scales = next((s for s in (5, 4, 3, 2) if min(images.shape[2:]) >> (s - 1) >= 11), 1)
     similar = ms_ssim(out.images.double(), sent, scales, reduction="none")
