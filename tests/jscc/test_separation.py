@@ -205,7 +205,11 @@ def test_transport_errors_grow_with_the_number_of_blocks():
     mean, deviation = table.waterfall(4, form.block_bits, form.codeword_bits)
     one = table.block_error(form, mean + 2 * deviation)
     assert one == pytest.approx(norm.sf(2))
-    assert table.transport_error(form, mean + 2 * deviation) == pytest.approx(1 - (1 - one) ** form.num_blocks)
+    assert form.num_blocks > 3
+    lost = 1 - (1 - one) ** form.num_blocks
+    assert table.transport_error(form, mean + 2 * deviation) == pytest.approx(lost)
+    offers = LdpcQam(table).offers(20_000, np.array([[mean + 2 * deviation]]))
+    assert next(o.error for o in offers if o.format == form) == pytest.approx(lost)
 
 
 def test_measuring_writes_a_table_and_reads_it(tmp_path):
@@ -323,6 +327,19 @@ def test_an_image_does_not_depend_on_its_batch():
     assert len(many.points[1].source.data) == len(both.points[1].source.data)
 
 
+def test_noise_of_an_image_depends_on_its_id_alone():
+    codec, one = fast_avif(), images(1)
+    form = separation(one, TWELFTH, 5.0, codec).points[0].offer.format
+    half, _ = shipped_table().waterfall(form.mcs.bits_per_symbol, form.block_bits, form.codeword_bits)
+    system = Separation(codec)
+    every = system(one.expand(10, 3, 96, 96), TWELFTH, half, assumed_snr_db=5.0, ids=range(10), seed=5).outage
+    assert 0 < int(every.sum()) < 10  # about half of them
+    turned = system(one.expand(5, 3, 96, 96), TWELFTH, half, assumed_snr_db=5.0, ids=[9, 7, 5, 3, 1], seed=5).outage
+    assert torch.equal(turned, every[[9, 7, 5, 3, 1]])
+    other = system(one.expand(10, 3, 96, 96), TWELFTH, half, assumed_snr_db=5.0, ids=range(10), seed=6).outage
+    assert not torch.equal(other, every)
+
+
 def test_more_snr_and_more_bandwidth_are_better():
     system = Separation(fast_avif())
     by_snr = [float(system(images(1), SIXTH, s, simulate=False).expected_db[0]) for s in (0.0, 4.0, 9.0, 15.0, 20.0)]
@@ -390,11 +407,22 @@ def test_a_fading_channel_is_met_with_an_outage_in_mind():
     assert float(faded.expected_db[0]) < float(awgn.expected_db[0]) - 2
 
 
-def test_legacy_conventions_move_the_snr():
-    sent = images(1)
+def test_legacy_conventions_move_the_snr(monkeypatch):
+    sent, seen = images(1), []
+    decode = TransportChannel.decode
+
+    def watched(link, symbols, noise_variance, code_bits):
+        error = symbols - link._mapper(code_bits)
+        seen.append((float(noise_variance.mean()), float(error.abs().square().mean())))
+        return decode(link, symbols, noise_variance, code_bits)
+
+    monkeypatch.setattr(TransportChannel, "decode", watched)
     nominal = Separation(fast_avif(), channel=AWGN("nominal+3dB"))(sent, SIXTH, 5.0)
     ours = Separation(fast_avif())(sent, SIXTH, 5.0 + 10 * math.log10(2))
     assert not nominal.outage.any()
+    for told, measured in seen:  # noise of a constellation of unit power, for both
+        assert told == pytest.approx(10**-0.5 / 2, rel=1e-4)
+        assert measured == pytest.approx(told, rel=0.08)
     # the index of the scheme is sent at the nominal SNR: a few channel uses apart
     assert float(nominal.psnr_db[0]) == pytest.approx(float(ours.psnr_db[0]), abs=0.3)
 
