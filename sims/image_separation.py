@@ -136,8 +136,8 @@ def systems(names: Sequence[str], args: argparse.Namespace, photos: bool) -> lis
     fixed = held[names.index(best)].separation
     held += [System(f"{SHORT[best]} + LDPC, sent for {snr:g} dB", fixed, not photos, snr) for snr in args.cliff]
     held.append(System(f"{SHORT[best]} files + LDPC", Separation(codec(best, strip=False)), not photos))
-    held.append(System(f"{SHORT[best]} + finite-length bound", Separation(made[best], NormalCode())))
-    held.append(System(f"{SHORT[best]} + capacity", Separation(made[best], CapacityCode())))
+    held.append(System(f"{SHORT[best]} + finite-length bound", fixed.with_code(NormalCode())))
+    held.append(System(f"{SHORT[best]} + capacity", fixed.with_code(CapacityCode())))
     return held
 
 

@@ -387,15 +387,15 @@ def test_stripped_containers_decide_on_crops():
 
 
 def test_bounds_lie_above_ldpc():
-    codec, sent = fast_avif(), images(1)
+    system, sent = Separation(fast_avif()), images(1)
     ldpc, finite, ideal = (
-        float(Separation(codec, code)(sent, SIXTH, 7.0, simulate=False).expected_db[0])
+        float(system.with_code(code)(sent, SIXTH, 7.0, simulate=False).expected_db[0])
         for code in (LdpcQam(), NormalCode(), CapacityCode())
     )
     assert ldpc < finite <= ideal
-    assert not Separation(codec, CapacityCode())(sent, SIXTH, 7.0).simulated
+    assert not system.with_code(CapacityCode())(sent, SIXTH, 7.0).simulated
     with pytest.raises(UsageError, match="ideal"):
-        Separation(codec, CapacityCode())(sent, SIXTH, 7.0, assumed_snr_db=9.0)
+        system.with_code(CapacityCode())(sent, SIXTH, 7.0, assumed_snr_db=9.0)
 
 
 def test_a_fading_channel_is_met_with_an_outage_in_mind():

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,7 +26,6 @@ from chanlab.jscc.separation.transport import TransportChannel, bits_to_bytes, b
 
 Outage = Literal["grey", "mean"]
 _SURE_LOSS = 0.999
-_SEARCHES: WeakKeyDictionary[ImageCodec, dict[bytes, RateSearch]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,8 @@ class Separation:
     - `outage="grey"`: mid-grey, which needs no bit;
     - `outage="mean"`: the image's own mean colour, told for nothing: a bound on what constant pictures can do.
 
-    Searches are kept with the codec for images given again, so that a sweep over SNRs and channel codes encodes each
-    image a few dozen times in all.
+    Searches are kept for images given again, so that a sweep over SNRs encodes each image a few dozen times in all;
+    `with_code` shares them.
 
     Args:
         codec: Name of a codec (`jpeg`, `jpeg2000`, `webp`, `avif`, `bpg`), or an `ImageCodec` such as a learned one.
@@ -117,7 +115,7 @@ class Separation:
         self.code = LdpcQam() if code is None else code
         self.channel = (AWGN() if channel is None else channel).eval()
         self.outage, self.device = outage, device if device == "cpu" else device_name(device)
-        self._searches = _SEARCHES.setdefault(self.codec, {})
+        self._searches: dict[bytes, RateSearch] = {}
         self._offers: dict[tuple[int, float], list[Offer]] = {}
 
     def __call__(
@@ -181,6 +179,12 @@ class Separation:
             points=points,
             simulated=simulate,
         )
+
+    def with_code(self, code: ChannelCode) -> Separation:
+        """The same codec and channel with another channel code; what was encoded is shared."""
+        other = Separation(self.codec, code, self.channel, self.outage, self.device)
+        other._searches = self._searches
+        return other
 
     def operating_point(self, image: Picture, uses: int, snr_db: float) -> OperatingPoint:
         """The best operating point of an image for a number of channel uses at an SNR [dB].
