@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chanlab.jscc.channels import AWGN, Equalised, SymbolChannel
     from chanlab.jscc.contract import (
         STANDARD,
         Convention,
@@ -16,32 +17,63 @@ if TYPE_CHECKING:
         find_convention,
         normalise_power,
         pair_iq,
+        side_information_uses,
         split_iq,
     )
+    from chanlab.jscc.fading import Rayleigh, Rician
+    from chanlab.jscc.mimo import MIMO
+    from chanlab.jscc.ofdm import OFDMLink
+    from chanlab.jscc.realisations import Grid, ModelRealisations, Realisations, SourceRealisations, StoreRealisations
 
 _HOMES = {
+    "AWGN": "channels",
     "Convention": "contract",
+    "Equalised": "channels",
+    "Grid": "realisations",
+    "MIMO": "mimo",
+    "ModelRealisations": "realisations",
+    "OFDMLink": "ofdm",
+    "Rayleigh": "fading",
+    "Realisations": "realisations",
     "Received": "contract",
+    "Rician": "fading",
     "STANDARD": "contract",
+    "SourceRealisations": "realisations",
+    "StoreRealisations": "realisations",
+    "SymbolChannel": "channels",
     "Transmission": "contract",
     "bandwidth_ratio": "contract",
     "channel_uses": "contract",
     "find_convention": "contract",
     "normalise_power": "contract",
     "pair_iq": "contract",
+    "side_information_uses": "contract",
     "split_iq": "contract",
 }
 
 __all__ = [
+    "AWGN",
+    "MIMO",
     "STANDARD",
     "Convention",
+    "Equalised",
+    "Grid",
+    "ModelRealisations",
+    "OFDMLink",
+    "Rayleigh",
+    "Realisations",
     "Received",
+    "Rician",
+    "SourceRealisations",
+    "StoreRealisations",
+    "SymbolChannel",
     "Transmission",
     "bandwidth_ratio",
     "channel_uses",
     "find_convention",
     "normalise_power",
     "pair_iq",
+    "side_information_uses",
     "split_iq",
 ]
 
