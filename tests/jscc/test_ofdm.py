@@ -20,6 +20,7 @@ from chanlab.jscc import (
     SourceRealisations,
     StoreRealisations,
     Transmission,
+    estimation,
     normalise_power,
 )
 from chanlab.jscc.estimation import DELAYS, DOPPLERS, wiener_estimate
@@ -279,6 +280,24 @@ def test_the_filter_is_the_joint_one_and_the_data_find_its_statistics():
     for i in range(3):
         known, _, _ = joint_filter(pilots[i, 0], 0.05, times, symbols, delay, doppler)
         assert (estimate[i, 0] - known).abs().square().mean() < error.mean()
+
+
+def test_long_grids_are_estimated_in_parts(cdl, monkeypatch):
+    """Two parts of 11 and 12 pilots cost little over one of 23, and know it; the grid is whole and in order."""
+    grid = Grid(92, 32, 30e3, 1 / 28e3)
+    h = cdl.cfr(range(64), grid, CPU)[:, :, 0]
+    h = h / h.abs().square().mean((1, 2, 3), keepdim=True).sqrt()
+    times = torch.arange(2, 92, 4)
+    noise = 0.3 * torch.randn(64, 1, 23, 32, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    found = {}
+    for longest in (64, 12):
+        monkeypatch.setattr(estimation, "LONGEST", longest)
+        estimate, told = wiener_estimate(h[:, :, times] + noise, torch.full((64,), 0.09), times, 92)
+        assert estimate.shape == h.shape
+        assert told.shape == h[:, 0].shape
+        found[longest] = float((estimate - h).abs().square().mean())
+        assert math.isclose(found[longest], told.mean(), rel_tol=0.4)
+    assert found[64] < found[12] < 1.6 * found[64]
 
 
 def test_estimates_do_not_mind_timing_and_carrier_offset(cdl):
