@@ -21,6 +21,9 @@ TILE_WIDTH, TILE_HEIGHT = 16, 8
 MAX_CHANNELS = 38
 """Of the CUDA kernels."""
 
+ITEM_THREADS, MOST_TILES = 256, 4096
+"""As in `kernels/sphere_lists.cuh`."""
+
 INPUTS = ("means", "quaternions", "scales", "opacities", "signals", "receivers", "rotations")
 
 _GIVEN = ", ".join(f"Tensor {name}" for name in INPUTS)
@@ -189,7 +192,9 @@ def _state_words(gaussians: int, receivers: int, height: int, width: int, capaci
 
 def _scratch_words(gaussians: int, receivers: int, height: int, width: int, capacity: int) -> int:
     """Size of what a CUDA forward pass needs for itself [int32]; `Scratch` in the kernels lays it out."""
-    return 4 * capacity + 3 * gaussians * receivers + receivers * _tiles(height, width)
+    tiles = _tiles(height, width)
+    blocks = receivers * -(-gaussians // ITEM_THREADS) if tiles <= MOST_TILES else 0
+    return 2 * capacity + 3 * gaussians * receivers + (2 * receivers + blocks) * tiles + 1
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> Any:

@@ -8,9 +8,10 @@ namespace {
 
 using namespace sphere;
 
-constexpr int THREADS = 128;
+unsigned blocks(int64_t threads, int size) { return unsigned((threads + size - 1) / size); }
 
-unsigned blocks(int64_t threads) { return unsigned((threads + THREADS - 1) / THREADS); }
+// Threads of a block of patches: few tiles spread better over the multiprocessors by the warp, many share what they read.
+int patch_threads(int64_t tiles) { return tiles < 2048 ? 32 : TILE_PIXELS; }
 
 // Makes the tensors' device the current one while a launcher runs.
 struct OnDevice {
@@ -52,21 +53,25 @@ extern "C" int sphere_cuda_forward(const sphere::Problem* problem, int64_t capac
     const OnDevice on(device);
     const int64_t items = problem->gaussians * problem->receivers, tiles = all_tiles(*problem);
     const State state(out[6], items, capacity);
-    const Scratch scratch(memory, items, capacity);
+    const Scratch scratch(memory, items, capacity, tiles);
     const Scene scene = scene_of(in);
     const auto to = [out](int k) { return static_cast<float*>(out[k]); };
+    const unsigned parts = unsigned(problem->receivers) * blocks(problem->gaussians, ITEM_THREADS);
+    const unsigned chunks = unsigned(tiles + capacity / CHUNK);
+    const int threads = patch_threads(tiles);
 
     cudaMemsetAsync(scratch.counts, 0, 4 * tiles, stream);
-    project_items<<<blocks(items), THREADS, 0, stream>>>(*problem, scene, state, scratch, to(2));
+    project_items<<<parts, ITEM_THREADS, 0, stream>>>(*problem, scene, state, scratch, to(2));
     scan_tiles<<<1, SCAN_THREADS, 0, stream>>>(state, scratch, tiles, capacity, told);
-    scatter_pairs<<<blocks(items), THREADS, 0, stream>>>(*problem, state, scratch);
-    sort_tiles<<<unsigned(tiles), SORT_THREADS, 0, stream>>>(state, scratch);
+    scatter_pairs<<<parts, ITEM_THREADS, 0, stream>>>(*problem, state, scratch);
+    sort_chunks<<<chunks, SORT_THREADS, 0, stream>>>(state, scratch, int32_t(tiles));
+    if (capacity > CHUNK) merge_chunks<<<chunks, MERGE_THREADS, 0, stream>>>(state, scratch, int32_t(tiles));
     if (out[3]) {
         cudaMemsetAsync(out[3], 0, 4 * items, stream);
         cudaMemsetAsync(out[4], 0, 4 * items, stream);
     }
     with_channels(problem->channels, [&](auto bound) {
-        composite_tiles<decltype(bound)::value><<<unsigned(tiles), TILE_PIXELS, 0, stream>>>(
+        composite_tiles<decltype(bound)::value><<<blocks(tiles * TILE_PIXELS, threads), threads, 0, stream>>>(
             *problem, scene.signals, state, to(0), to(1), static_cast<int32_t*>(out[5]), to(3), to(4));
     });
     return cudaGetLastError();
@@ -86,12 +91,14 @@ extern "C" int sphere_cuda_backward(const sphere::Problem* problem, int64_t capa
     cudaMemsetAsync(sums, 0, 4 * items * (10 + problem->channels), stream);
     cudaMemsetAsync(out[5], 0, 4 * 3 * problem->receivers, stream);
     cudaMemsetAsync(out[6], 0, 4 * 9 * problem->receivers, stream);
+    const int64_t tiles = all_tiles(*problem);
+    const int threads = patch_threads(tiles);
     with_channels(problem->channels, [&](auto bound) {
-        composite_tiles_backward<decltype(bound)::value><<<unsigned(all_tiles(*problem)), TILE_PIXELS, 0, stream>>>(
+        composite_tiles_backward<decltype(bound)::value><<<blocks(tiles * TILE_PIXELS, threads), threads, 0, stream>>>(
             *problem, scene.signals, state, at(7), at(8), at(9), static_cast<const int32_t*>(in[10]),
             static_cast<float*>(sums));
     });
-    gather<<<blocks(problem->gaussians), GATHER_THREADS, 0, stream>>>(*problem, scene, state, static_cast<float*>(sums), to(0),
+    gather<<<blocks(problem->gaussians, GATHER_THREADS), GATHER_THREADS, 0, stream>>>(*problem, scene, state, static_cast<float*>(sums), to(0),
                                                                to(1), to(2), to(3), to(4), to(5), to(6), poses != 0);
     return cudaGetLastError();
 }

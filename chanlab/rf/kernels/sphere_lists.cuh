@@ -1,23 +1,26 @@
 // Which Gaussians each tile composites: projection, pairs of tile and Gaussian, where each tile's pairs lie, nearest first.
 //
 // Items are pairs of receiver and Gaussian, numbered receiver * gaussians + gaussian. A tile's pairs are counted, given
-// room one tile after another, written there in any order, and sorted by one block a tile: mostly in shared memory, which
-// costs fewer launches and less traffic than sorting all pairs of all tiles together.
+// room one tile after another, written there in any order, and sorted in shared memory, CHUNK at a time: that takes fewer
+// launches and less traffic than sorting all pairs of all tiles together. Tiles near a pole have long lists; blocks
+// therefore add up what they have for a tile before they tell the device.
 #pragma once
 
 #include "sphere.h"
 
 namespace sphere {
 
-#ifndef SPHERE_BLOCK  // tests make both small, so that small scenes have long lists
-#define SPHERE_BLOCK 1024
-#define SPHERE_CHUNK 4096
+#ifndef SPHERE_CHUNK  // tests make these small, so that small scenes have long lists and many blocks
+#define SPHERE_CHUNK 2048
+#define SPHERE_BLOCK 256
+#define SPHERE_MOST_TILES 4096
 #endif
 
 constexpr unsigned ALL = 0xffffffffu;
-constexpr int SCAN_THREADS = SPHERE_BLOCK, SORT_THREADS = SPHERE_BLOCK;
-constexpr int CHUNK = SPHERE_CHUNK;  // pairs that a block sorts at once
-constexpr int MERGED = 8;            // outputs of a thread between looks at where they come from
+constexpr int CHUNK = SPHERE_CHUNK;         // pairs that a block sorts at once
+constexpr int ITEM_THREADS = SPHERE_BLOCK;  // items of a block
+constexpr int SORT_THREADS = SPHERE_BLOCK, SCAN_THREADS = 4 * SPHERE_BLOCK, MERGE_THREADS = 4 * SPHERE_BLOCK;
+constexpr int MOST_TILES = SPHERE_MOST_TILES;  // of a receiver that a block counts in shared memory; beyond, it doesn't
 
 // What a backward pass needs of its forward pass; `_state_words` in sphere.py counts it.
 struct State {
@@ -36,17 +39,20 @@ struct State {
 
 // Memory of the forward pass alone; `_scratch_words` in sphere.py counts it.
 struct Scratch {
-    uint64_t *pairs, *merged;     // [capacity] distance in the upper half, item in the lower
-    ushort4* ranges;              // [items] tiles
-    uint32_t* distances;          // [items] bits of positive floats, which sort like them
-    int32_t* counts;              // [tiles] pairs, then where the next one goes
+    uint64_t* pairs;      // [capacity] distance in the upper half, item in the lower
+    ushort4* ranges;      // [items] tiles
+    uint32_t* distances;  // [items] bits of positive floats, which sort like them
+    int32_t* counts;      // [tiles] pairs; beyond MOST_TILES then where the next one goes
+    int32_t* extras;      // [tiles + 1] chunks after the first of the tiles before
+    int32_t* before;      // [blocks of items, tiles of a receiver] pairs of the tile from blocks that told theirs before
 
-    Scratch(void* memory, int64_t items, int64_t capacity) {
+    Scratch(void* memory, int64_t items, int64_t capacity, int64_t tiles) {
         pairs = static_cast<uint64_t*>(memory);
-        merged = pairs + capacity;
-        ranges = reinterpret_cast<ushort4*>(merged + capacity);
+        ranges = reinterpret_cast<ushort4*>(pairs + capacity);
         distances = reinterpret_cast<uint32_t*>(ranges + items);
         counts = reinterpret_cast<int32_t*>(distances + items);
+        extras = counts + tiles;
+        before = extras + tiles + 1;
     }
 };
 
@@ -54,12 +60,25 @@ struct Scene {
     const float *means, *quaternions, *scales, *opacities, *signals, *receivers, *rotations;
 };
 
-// Calls f(item, tile) for all tiles of the warp's 32 items, shared out evenly among the lanes: ranges near a
-// pole are long. `first` is the warp's first item.
+// The item of a thread; blocks hold items of one receiver.
+struct Item {
+    int64_t receiver, gaussian, item;
+    bool inside;
+
+    __device__ explicit Item(const Problem& problem) {
+        const int64_t blocks = (problem.gaussians + ITEM_THREADS - 1) / ITEM_THREADS;
+        receiver = blockIdx.x / blocks;
+        gaussian = (blockIdx.x - receiver * blocks) * ITEM_THREADS + threadIdx.x;
+        inside = gaussian < problem.gaussians;
+        item = receiver * problem.gaussians + gaussian;
+    }
+};
+
+// Calls f(lane of the item, tile of its receiver) for all tiles of the warp's 32 items, shared out evenly among the lanes:
+// ranges near a pole are long.
 template <class F>
-__device__ void for_each_pair(const Problem& problem, int64_t first, ushort4 range, F f) {
+__device__ void for_each_pair(const Problem& problem, ushort4 range, F f) {
     const int lane = threadIdx.x % 32;
-    const int32_t per_receiver = tiles_across(problem) * tiles_up(problem);
     const int32_t mine = int32_t(range.y) * range.w;
     int32_t upto = mine;  // pairs of this lane's item and those before
 #pragma unroll
@@ -82,81 +101,156 @@ __device__ void for_each_pair(const Problem& problem, int64_t first, ushort4 ran
         const unsigned a = __shfl_sync(ALL, xy, owner), b = __shfl_sync(ALL, zw, owner);
         if (pair >= total) continue;
         const Tiles t = {int32_t(a & 0xffff), int32_t(a >> 16), int32_t(b & 0xffff), int32_t(b >> 16)};
-        const uint32_t item = uint32_t(first) + owner, receiver = item / uint32_t(problem.gaussians);
-        f(int32_t(item), int32_t(receiver) * per_receiver + tile_of(problem, t, pair - (end - count)));
+        f(owner, tile_of(problem, t, pair - (end - count)));
     }
 }
 
 // Footprints of all items, and how many pairs each tile has: `counts` must be zero before.
-__global__ void project_items(Problem problem, Scene scene, State state, Scratch scratch, float* radii) {
-    const int64_t item = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, items = problem.gaussians * problem.receivers;
+__global__ void __launch_bounds__(ITEM_THREADS)
+    project_items(Problem problem, Scene scene, State state, Scratch scratch, float* radii) {
+    __shared__ int32_t counts[MOST_TILES];
+    const Item x(problem);
+    const int32_t per_receiver = tiles_across(problem) * tiles_up(problem);
+    const bool few = per_receiver <= MOST_TILES;
+    if (few)
+        for (int t = threadIdx.x; t < per_receiver; t += ITEM_THREADS) counts[t] = 0;
     ushort4 range = make_ushort4(0, 0, 0, 0);
-    if (item < items) {
-        const int64_t receiver = item / problem.gaussians, i = item - receiver * problem.gaussians;
+    if (x.inside) {
+        const int64_t i = x.gaussian;
         const float opacity = scene.opacities[i];
         const auto p = project(scene.means + 3 * i, scene.quaternions + 4 * i, scene.scales + 3 * i, opacity,
-                               scene.receivers + 3 * receiver, scene.rotations + 9 * receiver, float(problem.nearest),
-                               float(problem.blur));
+                               scene.receivers + 3 * x.receiver, scene.rotations + 9 * x.receiver,
+                               float(problem.nearest), float(problem.blur));
         if (p.visible) {
             const Tiles t = tiles(problem, bounds(problem, p.u, p.radius));
             range = make_ushort4(t.row, t.rows, t.column, t.columns);
         }
-        state.footprints[item] = footprint(p, opacity);
-        scratch.distances[item] = __float_as_uint(p.distance);
-        scratch.ranges[item] = range;
-        radii[item] = p.visible ? p.radius : 0.0f;
+        state.footprints[x.item] = footprint(p, opacity);
+        scratch.distances[x.item] = __float_as_uint(p.distance);
+        scratch.ranges[x.item] = range;
+        radii[x.item] = p.visible ? p.radius : 0.0f;
     }
-    for_each_pair(problem, item - threadIdx.x % 32, range,
-                  [&](int32_t, int32_t tile) { atomicAdd(scratch.counts + tile, 1); });
+    int32_t* const told = scratch.counts + x.receiver * per_receiver;
+    if (!few) {
+        for_each_pair(problem, range, [&](int, int32_t tile) { atomicAdd(told + tile, 1); });
+        return;
+    }
+    __syncthreads();
+    for_each_pair(problem, range, [&](int, int32_t tile) { atomicAdd(counts + tile, 1); });
+    __syncthreads();
+    for (int t = threadIdx.x; t < per_receiver; t += ITEM_THREADS)
+        if (counts[t]) scratch.before[int64_t(blockIdx.x) * per_receiver + t] = atomicAdd(told + t, counts[t]);
 }
 
-// Exclusive sum of the counts, by one block: where each tile's pairs begin. `counts` becomes a copy of it. `told` is
-// memory of the host, or null.
-__global__ void scan_tiles(State state, Scratch scratch, int64_t tiles, int64_t capacity, int64_t* told) {
-    __shared__ int64_t sums[SCAN_THREADS / 32];
+// Sum over the threads of the block before this one, and over all of them.
+__device__ inline int64_t sum_before(int64_t mine, int64_t* sums, int64_t& all) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int64_t each = (tiles + SCAN_THREADS - 1) / SCAN_THREADS;
-    const int64_t first = each * threadIdx.x, last = first + each < tiles ? first + each : tiles;
-    int64_t mine = 0;
-    for (int64_t t = first; t < last; ++t) mine += scratch.counts[t];
     int64_t upto = mine;
 #pragma unroll
     for (int m = 1; m < 32; m *= 2) {
         const int64_t before = __shfl_sync(ALL, upto, lane >= m ? lane - m : lane);
         if (lane >= m) upto += before;
     }
+    __syncthreads();
     if (lane == 31) sums[warp] = upto;
     __syncthreads();
-    for (int w = 0; w < warp; ++w) upto += sums[w];
-    int64_t start = upto - mine;
+    all = 0;
+    for (int w = 0; w < SCAN_THREADS / 32; ++w) {
+        if (w == warp) upto += all;
+        all += sums[w];
+    }
+    return upto - mine;
+}
+
+// Exclusive sums over the tiles, by one block: where each one's pairs begin, and its chunks after the first. `told` is
+// memory of the host, or null.
+__global__ void __launch_bounds__(SCAN_THREADS)
+    scan_tiles(State state, Scratch scratch, int64_t tiles, int64_t capacity, int64_t* told) {
+    __shared__ int64_t sums[SCAN_THREADS / 32];
+    const int64_t each = (tiles + SCAN_THREADS - 1) / SCAN_THREADS;
+    const int64_t first = each * threadIdx.x, last = first + each < tiles ? first + each : tiles;
+    int64_t pairs = 0, extras = 0, all_pairs, all_extras;
     for (int64_t t = first; t < last; ++t) {
         const int32_t count = scratch.counts[t];
-        state.starts[t] = scratch.counts[t] = int32_t(start < capacity ? start : capacity);
-        start += count;
+        pairs += count;
+        extras += count > CHUNK ? (count - 1) / CHUNK : 0;
     }
-    if (threadIdx.x == SCAN_THREADS - 1) {
-        state.starts[tiles] = int32_t(upto < capacity ? upto : capacity);
-        state.status[0] = upto;
-        state.status[1] = upto > capacity;
-        if (told) *told = upto;
+    pairs = sum_before(pairs, sums, all_pairs);
+    extras = sum_before(extras, sums, all_extras);
+    for (int64_t t = first; t < last; ++t) {
+        const int32_t count = scratch.counts[t];
+        state.starts[t] = scratch.counts[t] = int32_t(pairs < capacity ? pairs : capacity);
+        scratch.extras[t] = int32_t(extras);
+        pairs += count;
+        extras += count > CHUNK ? (count - 1) / CHUNK : 0;
     }
+    if (threadIdx.x) return;
+    state.starts[tiles] = int32_t(all_pairs < capacity ? all_pairs : capacity);
+    scratch.extras[tiles] = int32_t(all_extras);
+    state.status[0] = all_pairs;
+    state.status[1] = all_pairs > capacity;
+    if (told) *told = all_pairs;
 }
 
 // Every pair to its tile's room, in any order.
-__global__ void scatter_pairs(Problem problem, State state, Scratch scratch) {
+__global__ void __launch_bounds__(ITEM_THREADS) scatter_pairs(Problem problem, State state, Scratch scratch) {
+    __shared__ int32_t places[MOST_TILES];
     if (state.status[1]) return;
-    const int64_t item = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    const bool inside = item < problem.gaussians * problem.receivers;
-    const ushort4 range = inside ? scratch.ranges[item] : make_ushort4(0, 0, 0, 0);
-    for_each_pair(problem, item - threadIdx.x % 32, range, [&](int32_t owner, int32_t tile) {
-        const int32_t place = atomicAdd(scratch.counts + tile, 1);
-        scratch.pairs[place] = uint64_t(scratch.distances[owner]) << 32 | uint32_t(owner);
+    const Item x(problem);
+    const int32_t per_receiver = tiles_across(problem) * tiles_up(problem);
+    const bool few = per_receiver <= MOST_TILES;
+    const int64_t first_tile = x.receiver * per_receiver, first_item = x.item - threadIdx.x % 32;
+    if (few) {
+        for (int t = threadIdx.x; t < per_receiver; t += ITEM_THREADS)
+            places[t] = state.starts[first_tile + t] + scratch.before[int64_t(blockIdx.x) * per_receiver + t];
+        __syncthreads();
+    }
+    const ushort4 range = x.inside ? scratch.ranges[x.item] : make_ushort4(0, 0, 0, 0);
+    int32_t* const next = few ? places : scratch.counts + first_tile;
+    for_each_pair(problem, range, [&](int lane, int32_t tile) {
+        const int64_t item = first_item + lane;
+        scratch.pairs[atomicAdd(next + tile, 1)] = uint64_t(scratch.distances[item]) << 32 | uint32_t(item);
     });
 }
 
-// Sorts keys[0 .. count) in shared memory, all threads of the block together. Every step compares upwards, so that what
-// would lie beyond `count` needs not exist. Threads of a warp stay within 64 keys while the stride is 32 or less.
-__device__ inline void sort_chunk(uint64_t* keys, int count) {
+// The chunk of a block: the first ones of all tiles, then the others. `count` is 0 if there is none for it.
+struct Chunk {
+    int32_t first, whole;  // the tile's pairs
+    int32_t from, count;   // those of the chunk among them
+
+    __device__ Chunk(const State& state, const Scratch& scratch, int32_t tiles) : first(0), whole(0), from(0), count(0) {
+        int32_t tile = blockIdx.x;
+        if (state.status[1]) return;
+        if (tile >= tiles) {
+            const int32_t extra = tile - tiles;
+            if (extra >= scratch.extras[tiles]) return;
+            int32_t low = 0, high = tiles - 1;  // the last tile with so many extra chunks, or fewer, before it
+            while (low < high) {
+                const int32_t middle = (low + high + 1) / 2;
+                if (scratch.extras[middle] <= extra)
+                    low = middle;
+                else
+                    high = middle - 1;
+            }
+            tile = low;
+            from = (extra - scratch.extras[tile] + 1) * CHUNK;
+        }
+        first = state.starts[tile];
+        whole = state.starts[tile + 1] - first;
+        count = min(whole - from, CHUNK);
+    }
+};
+
+// A block sorts a chunk. Every step compares upwards, so that what would lie beyond `count` needs not exist. Threads of a
+// warp stay within 64 keys while the stride is 32 or less.
+__global__ void __launch_bounds__(SORT_THREADS) sort_chunks(State state, Scratch scratch, int32_t tiles) {
+    __shared__ uint64_t keys[CHUNK];
+    const Chunk chunk(state, scratch, tiles);
+    const int count = chunk.count;
+    if (count <= 0) return;
+    uint64_t* const pairs = scratch.pairs + chunk.first + chunk.from;
+    for (int t = threadIdx.x; t < count; t += SORT_THREADS) keys[t] = pairs[t];
+    __syncthreads();
     int size = 1;
     while (size < count) size *= 2;
     for (int k = 2; k <= size; k *= 2)
@@ -164,10 +258,11 @@ __device__ inline void sort_chunk(uint64_t* keys, int count) {
             for (int t = threadIdx.x; t < size / 2; t += SORT_THREADS) {
                 const int offset = t & (j - 1), base = 2 * (t - offset), low = base + offset;
                 const int high = 2 * j == k ? base + k - 1 - offset : low + j;
-                if (high < count && keys[low] > keys[high]) {
-                    const uint64_t key = keys[low];
-                    keys[low] = keys[high];
-                    keys[high] = key;
+                if (high >= count) continue;
+                const uint64_t a = keys[low], b = keys[high];
+                if (a > b) {
+                    keys[low] = b;
+                    keys[high] = a;
                 }
             }
             if (j > 32 || (j == 1 && k >= 64))
@@ -175,59 +270,38 @@ __device__ inline void sort_chunk(uint64_t* keys, int count) {
             else
                 __syncwarp();
         }
-}
-
-// Merges neighbouring sorted runs of `run` keys.
-__device__ inline void merge_runs(const uint64_t* from, uint64_t* to, int count, int run) {
-    for (int out = threadIdx.x * MERGED; out < count; out += SORT_THREADS * MERGED) {
-        const int start = out / (2 * run) * (2 * run), middle = min(start + run, count), end = min(start + 2 * run, count);
-        const uint64_t *a = from + start, *b = from + middle;
-        const int has_a = middle - start, has_b = end - middle;
-        int skip = out - start, low = max(0, skip - has_b), high = min(skip, has_a);
-        while (low < high) {  // how many of the first `skip` come from a; no two keys are equal
-            const int at = (low + high) / 2;
-            if (a[at] < b[skip - 1 - at])
-                low = at + 1;
-            else
-                high = at;
-        }
-        int i = low, j = skip - low;
-        for (int n = 0; n < MERGED && out + n < count; ++n) {
-            const bool first = j >= has_b || (i < has_a && a[i] < b[j]);
-            to[out + n] = first ? a[i++] : b[j++];
-        }
+    __syncthreads();
+    for (int t = threadIdx.x; t < count; t += SORT_THREADS) {
+        if (chunk.whole > CHUNK)
+            pairs[t] = keys[t];
+        else
+            state.members[chunk.first + t] = int32_t(uint32_t(keys[t]));
     }
 }
 
-// A block sorts a tile's pairs and leaves their items in `members`.
-__global__ void __launch_bounds__(SORT_THREADS) sort_tiles(State state, Scratch scratch) {
-    __shared__ uint64_t keys[CHUNK];
-    if (state.status[1]) return;
-    const int32_t first = state.starts[blockIdx.x], count = state.starts[blockIdx.x + 1] - first;
-    uint64_t *pairs = scratch.pairs + first, *merged = scratch.merged + first;
-    for (int32_t from = 0; from < count; from += CHUNK) {
-        const int part = min(count - from, CHUNK);
-        for (int t = threadIdx.x; t < part; t += SORT_THREADS) keys[t] = pairs[from + t];
-        __syncthreads();
-        sort_chunk(keys, part);
-        __syncthreads();
-        for (int t = threadIdx.x; t < part; t += SORT_THREADS) {
-            if (count > CHUNK)
-                pairs[from + t] = keys[t];
-            else
-                state.members[first + t] = int32_t(uint32_t(keys[t]));
+// Places the pairs of tiles that have several chunks: a pair's place is its own in its chunk, and how many of each other
+// chunk come before it. No two keys are equal.
+__global__ void __launch_bounds__(MERGE_THREADS) merge_chunks(State state, Scratch scratch, int32_t tiles) {
+    const Chunk chunk(state, scratch, tiles);
+    if (chunk.whole <= CHUNK) return;
+    const uint64_t* const pairs = scratch.pairs + chunk.first;
+    for (int t = threadIdx.x; t < chunk.count; t += MERGE_THREADS) {
+        const uint64_t key = pairs[chunk.from + t];
+        int32_t place = t;
+        for (int32_t other = 0; other < chunk.whole; other += CHUNK) {
+            if (other == chunk.from) continue;
+            int32_t low = 0, high = min(chunk.whole - other, CHUNK);
+            while (low < high) {
+                const int32_t middle = (low + high) / 2;
+                if (pairs[other + middle] < key)
+                    low = middle + 1;
+                else
+                    high = middle;
+            }
+            place += low;
         }
-        __syncthreads();
+        state.members[chunk.first + place] = int32_t(uint32_t(key));
     }
-    if (count <= CHUNK) return;
-    for (int run = CHUNK; run < count; run *= 2) {
-        merge_runs(pairs, merged, count, run);
-        __syncthreads();
-        uint64_t* const other = pairs;
-        pairs = merged;
-        merged = other;
-    }
-    for (int t = threadIdx.x; t < count; t += SORT_THREADS) state.members[first + t] = int32_t(uint32_t(pairs[t]));
 }
 
 }  // namespace sphere

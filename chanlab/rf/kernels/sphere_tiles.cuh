@@ -1,5 +1,5 @@
-// Compositing of tiles. A block is a tile, a warp 8 x 4 of its pixels: each warp walks the tile's list on its own, 32
-// footprints at a time, and evaluates only those that may reach its pixels. A walk is a chain of waits rather than of
+// Compositing of tiles. A warp holds 8 x 4 of a tile's pixels and walks the tile's list on its own, 32 footprints at a time;
+// it evaluates only those that may reach its pixels. A block is a tile, or a warp where there are few. A walk is a chain of waits rather than of
 // arithmetic: the next 32 footprints are fetched while these are composited, and four are evaluated at a time.
 #pragma once
 
@@ -51,12 +51,13 @@ struct Patch {
 
     __device__ Patch(const Problem& problem, const State& state) {
         const int32_t across = tiles_across(problem), per_receiver = across * tiles_up(problem);
-        receiver = blockIdx.x / per_receiver;
-        const int32_t tile = blockIdx.x - int32_t(receiver) * per_receiver;
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int32_t patch = (blockIdx.x * blockDim.x + threadIdx.x) / 32, whole = patch / WARPS, part = patch % WARPS;
+        const int lane = threadIdx.x % 32;
+        receiver = whole / per_receiver;
+        const int32_t tile = whole - int32_t(receiver) * per_receiver;
         constexpr int patches = TILE_WIDTH / PATCH_WIDTH;
-        const int32_t row = tile / across * TILE_HEIGHT + warp / patches * PATCH_HEIGHT + lane / PATCH_WIDTH;
-        const int32_t column = tile % across * TILE_WIDTH + warp % patches * PATCH_WIDTH + lane % PATCH_WIDTH;
+        const int32_t row = tile / across * TILE_HEIGHT + part / patches * PATCH_HEIGHT + lane / PATCH_WIDTH;
+        const int32_t column = tile % across * TILE_WIDTH + part % patches * PATCH_WIDTH + lane % PATCH_WIDTH;
         inside = row < problem.height && column < problem.width;
         pixel = int64_t(row) * problem.width + column;
         sphere::ray(problem, row, column, ray);
@@ -66,8 +67,8 @@ struct Patch {
         cosine = -warp_max(inside ? -dot(ray, middle) : -1.0f);
         cosine = fminf(cosine, 1.0f);
         sine = sqrtf(fmaxf(0.0f, 1.0f - cosine * cosine));
-        first = state.starts[blockIdx.x];
-        count = state.status[1] ? 0 : state.starts[blockIdx.x + 1] - first;
+        first = state.starts[whole];
+        count = state.status[1] ? 0 : state.starts[whole + 1] - first;
     }
 
     // False only if no pixel of the warp is within the footprint's radius.
@@ -97,11 +98,12 @@ struct Window {
     Footprint<float> next;
     float next_signals[SIGNALS ? CHANNELS : 1];
     int32_t item, after;  // of `next`, and of the one after it
+    bool near;            // whether all of those at hand that may reach the patch end NEAR
 
     __device__ Window(const Problem& problem, const State& state, const Patch& patch, const float* signals, Room& room)
         : given(signals), footprints(state.footprints), members(state.members + patch.first),
           before(patch.receiver * problem.gaussians), channels(int(problem.channels)), room(room), next(),
-          next_signals(), item(0), after(0) {}
+          next_signals(), item(0), after(0), near(true) {}
 
     __device__ void expect(bool there, int32_t place) { after = there ? members[place] : -1; }
 
@@ -135,8 +137,27 @@ struct Window {
             reached = patch.reached_by(next);
         }
         const unsigned todo = __ballot_sync(ALL, reached);
+        near = !__any_sync(ALL, reached && next.cosine <= float(NEAR_COSINE));
         __syncwarp();
         return todo;
+    }
+
+    // Evaluates footprints of those at hand; numbers below zero give nothing.
+    __device__ void evaluate(const int (&which)[TOGETHER], const float* ray, Opaque<float> (&seen)[TOGETHER]) const {
+        if (near)
+            evaluate_as<NEAR>(which, ray, seen);
+        else
+            evaluate_as<WHOLE>(which, ray, seen);
+    }
+
+    template <Reach REACH>
+    __device__ __forceinline__ void evaluate_as(const int (&which)[TOGETHER], const float* ray,
+                                                Opaque<float> (&seen)[TOGETHER]) const {
+#pragma unroll
+        for (int q = 0; q < TOGETHER; ++q) {
+            seen[q] = opaque<REACH>(room.footprints[which[q] < 0 ? which[0] : which[q]], ray[0], ray[1], ray[2]);
+            seen[q].alpha = which[q] < 0 ? 0.0f : seen[q].alpha;
+        }
     }
 
     __device__ const float* signal(int k) const {
@@ -169,21 +190,16 @@ __global__ void __launch_bounds__(TILE_PIXELS)
         window.fetch(from + 64 + lane < patch.count, from + 64 + lane);
         while (todo) {
             int which[TOGETHER];
-            float alphas[TOGETHER];
+            Opaque<float> seen[TOGETHER];
 #pragma unroll
             for (int q = 0; q < TOGETHER; ++q) {
                 which[q] = __ffs(todo) - 1;
                 todo &= todo - 1;
             }
+            window.evaluate(which, patch.ray, seen);
 #pragma unroll
             for (int q = 0; q < TOGETHER; ++q) {
-                const int k = which[q] < 0 ? which[0] : which[q];
-                const float alpha = opaque(window.room.footprints[k], patch.ray[0], patch.ray[1], patch.ray[2]).alpha;
-                alphas[q] = which[q] < 0 ? 0.0f : alpha;
-            }
-#pragma unroll
-            for (int q = 0; q < TOGETHER; ++q) {
-                const float weight = composite(alphas[q], through, open);
+                const float weight = composite(seen[q].alpha, through, open);
                 const int k = which[q] < 0 ? which[0] : which[q];
                 if (weight > 0) end = from + k + 1;
                 if ((!Window<CHANNELS>::SIGNALS || weights) && !__any_sync(ALL, weight > 0)) continue;
@@ -246,17 +262,13 @@ __global__ void __launch_bounds__(TILE_PIXELS)
                 which[q] = 31 - __clz(todo);
                 todo &= ~(which[q] < 0 ? 0u : 1u << which[q]);
             }
+            window.evaluate(which, patch.ray, seen);
 #pragma unroll
             for (int q = 0; q < TOGETHER; ++q) {
-                const int k = which[q] < 0 ? which[0] : which[q];
-                seen[q] = opaque(window.room.footprints[k], patch.ray[0], patch.ray[1], patch.ray[2]);
-                seen[q].alpha = which[q] >= 0 && from + k < end ? seen[q].alpha : 0.0f;
-            }
-#pragma unroll
-            for (int q = 0; q < TOGETHER; ++q) {
-                const auto& o = seen[q];
-                if (!__any_sync(ALL, o.alpha > 0)) continue;
                 const int k = which[q];
+                auto& o = seen[q];
+                o.alpha = from + k < end ? o.alpha : 0.0f;
+                if (!__any_sync(ALL, o.alpha > 0)) continue;
                 const float* signal = window.signal(k);
                 float emitted = 0;
 #pragma unroll
