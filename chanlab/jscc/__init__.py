@@ -18,9 +18,13 @@ if TYPE_CHECKING:
         pair_iq,
         split_iq,
     )
+    from chanlab.jscc.image_files import open_images, open_pictures
+    from chanlab.jscc.images import ImageBatch, ImageDataModule
 
 _HOMES = {
     "Convention": "contract",
+    "ImageBatch": "images",
+    "ImageDataModule": "images",
     "Received": "contract",
     "STANDARD": "contract",
     "Transmission": "contract",
@@ -28,6 +32,8 @@ _HOMES = {
     "channel_uses": "contract",
     "find_convention": "contract",
     "normalise_power": "contract",
+    "open_images": "image_files",
+    "open_pictures": "image_files",
     "pair_iq": "contract",
     "split_iq": "contract",
 }
@@ -35,12 +41,16 @@ _HOMES = {
 __all__ = [
     "STANDARD",
     "Convention",
+    "ImageBatch",
+    "ImageDataModule",
     "Received",
     "Transmission",
     "bandwidth_ratio",
     "channel_uses",
     "find_convention",
     "normalise_power",
+    "open_images",
+    "open_pictures",
     "pair_iq",
     "split_iq",
 ]
