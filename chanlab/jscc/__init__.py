@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chanlab.jscc.classifier import ImageClassifier
     from chanlab.jscc.contract import (
         STANDARD,
         Convention,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Convention": "contract",
     "ImageBatch": "images",
+    "ImageClassifier": "classifier",
     "ImageDataModule": "images",
     "Received": "contract",
     "STANDARD": "contract",
@@ -42,6 +44,7 @@ __all__ = [
     "STANDARD",
     "Convention",
     "ImageBatch",
+    "ImageClassifier",
     "ImageDataModule",
     "Received",
     "Transmission",

@@ -200,7 +200,8 @@ class ImageDataModule(LightningDataModule):
         eval_crop: Size of fixed crops in validation and test; None: whole photographs. Smaller photographs are left
             out, and told of.
         eval_crops: Crops from each photograph.
-        max_side: Photographs with a longer side are shrunk to this one when decoded.
+        max_side: Training photographs with a longer side are shrunk to this one.
+        eval_max_side: The same in validation and test, before `eval_size` and `eval_crop`.
         min_side: Training photographs with a shorter side below this (at any scale) are left out; those below `crop`
             are an error otherwise.
         fractions: Shares of train, val and test where the split is drawn.
@@ -232,6 +233,7 @@ class ImageDataModule(LightningDataModule):
         eval_crop: Size | None = None,
         eval_crops: int = 1,
         max_side: int | None = None,
+        eval_max_side: int | None = None,
         min_side: int = 0,
         fractions: tuple[float, float, float] = (0.8, 0.1, 0.1),
         group: str | None = None,
@@ -268,6 +270,7 @@ class ImageDataModule(LightningDataModule):
         self.eval_crop = None if eval_crop is None else _pair(eval_crop)
         self.eval_crops = eval_crops
         self.max_side = max_side
+        self.eval_max_side = eval_max_side
         self.min_side = min_side
         self.fractions = fractions
         self.group = group
@@ -372,10 +375,10 @@ class ImageDataModule(LightningDataModule):
 
     def _train(self) -> ImageCrops:
         collection, indices = self._indices("train")
-        self._check_memory(collection, indices, sum(s * s for s in self.scales))
+        self._check_memory(collection, indices, self.max_side, sum(s * s for s in self.scales))
 
         def scaled(index: int) -> list[Picture]:
-            picture = self._shrunk(collection.read(index))
+            picture = _shrunk(collection.read(index), self.max_side)
             return [_resized(picture, scale) for scale in self.scales]
 
         pictures, owners, small = [], [], []
@@ -404,13 +407,13 @@ class ImageDataModule(LightningDataModule):
 
     def _fixed(self, split: str) -> ImageCrops:
         collection, indices = self._indices(split)
-        self._check_memory(collection, indices, 1.0)
         whole = split == "predict"
+        self._check_memory(collection, indices, None if whole else self.eval_max_side)
         size = None if whole else self.eval_size
 
         def read(index: int) -> Picture:
             picture = collection.read(index)
-            return picture if whole else _covering(self._shrunk(picture), size)
+            return picture if whole else _covering(_shrunk(picture, self.eval_max_side), size)
 
         crop = None if whole else self.eval_crop
         pictures, kept, left_out = [], [], []
@@ -444,16 +447,14 @@ class ImageDataModule(LightningDataModule):
         with ThreadPoolExecutor(self.threads) as pool:
             yield from pool.map(read, indices)
 
-    def _shrunk(self, picture: Picture) -> Picture:
-        side = max(picture.shape[:2])
-        return picture if self.max_side is None or side <= self.max_side else _resized(picture, self.max_side / side)
-
-    def _check_memory(self, collection: ImageCollection, indices: Sequence[int], factor: float) -> None:
-        need = 3 * factor * sum(_area(collection, i, self.max_side) for i in indices) / 2**30
+    def _check_memory(
+        self, collection: ImageCollection, indices: Sequence[int], max_side: int | None, factor: float = 1.0
+    ) -> None:
+        need = 3 * factor * sum(_area(collection, i, max_side) for i in indices) / 2**30
         if need > self.host_memory:
             raise UsageError(
                 f"{len(indices)} pictures of {collection.origin} take {need:.1f} GiB decoded, host_memory is "
-                f"{self.host_memory:g} GiB: raise it, shrink pictures with max_side=, or take fewer."
+                f"{self.host_memory:g} GiB: raise it, shrink pictures with max_side= (eval_max_side=), or take fewer."
             )
 
 
@@ -478,6 +479,11 @@ def _resized(picture: Picture, scale: float) -> Picture:
         return picture
     height, width = (max(1, round(scale * side)) for side in picture.shape[:2])
     return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def _shrunk(picture: Picture, max_side: int | None) -> Picture:
+    side = max(picture.shape[:2])
+    return picture if max_side is None or side <= max_side else _resized(picture, max_side / side)
 
 
 def _covering(picture: Picture, size: tuple[int, int] | None) -> Picture:
