@@ -2,9 +2,9 @@
 
     python benchmarks/images.py data/photos
 
-`ImageDataModule` decodes once and cuts crops where the learner computes; the peer is what loaders of image folders do: a
-worker opens a photograph, decodes it, cuts one crop and hands it over. Both give float32 batches of as many crops, from
-the same photographs in the same shares; they take turns, and the median over the rounds counts. Records go to
+`ImageDataModule` decodes once and cuts crops where the learner computes; the peer is what loaders of image folders do:
+a worker opens a photograph, decodes it, cuts one crop and hands it over. Both give float32 batches of as many crops,
+from the same photographs in the same shares; they take turns, and the median over the rounds counts. Records go to
 datasets/results.json; `make cards` renews the card.
 """
 
