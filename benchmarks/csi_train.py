@@ -133,9 +133,10 @@ def gflop(module: CSIPredictionModule, floor: float) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     antennas = 1 if isinstance(module.predictor, PER_ANTENNA) else 32
+    width = 600 if getattr(module.predictor, "duplex", None) == "both" else 300
     batch = CSIBatch(
         torch.randn(1, 1, antennas, 16, 300, dtype=torch.complex64),
-        torch.randn(1, 1, antennas, 4, 300, dtype=torch.complex64),
+        torch.randn(1, 1, antennas, 4, width, dtype=torch.complex64),
         *(torch.full((1,), 0.1) for _ in range(5)),
     )
     counter = FlopCounterMode(display=False)
@@ -157,7 +158,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     known = ", ".join(SYSTEMS)
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), metavar="NAME", help=f"{known}, or recipes")
-    parser.add_argument("--duplex", nargs="+", choices=["tdd", "fdd"], default=["tdd", "fdd"])
+    parser.add_argument("--duplex", nargs="+", choices=["tdd", "fdd", "both"], default=["tdd", "fdd"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--minutes", type=float, help="of training for each run (default: 0.4)")
     parser.add_argument("--windows", type=int, help="of training for each run, in place of --minutes")

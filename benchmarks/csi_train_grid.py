@@ -37,7 +37,7 @@ FDD: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """A cell of the grid."""
+    """A cell of the grid; with duplex `both` one network learns TDD and FDD at once."""
 
     system: str
     duplex: str
@@ -104,11 +104,17 @@ def for_band(node: dict[str, Any], duplex: str) -> dict[str, Any]:
 
 
 def build(run: Run) -> CSIPredictionModule:
-    """A run's predictor as its recipe has it, from its seed, in the module that knows how it is trained."""
+    """A run's predictor as its recipe has it, from its seed, in the module that knows how it is trained.
+
+    Raises:
+        UsageError: One network can't learn both bands.
+    """
     config = copy.deepcopy(recipe(run.system)["model"]["init_args"])
     node = for_band(config.pop("predictor"), run.duplex)
     if "duplex" in node["init_args"]:
         node["init_args"]["duplex"] = run.duplex
+    elif run.duplex == "both":
+        raise UsageError(f"{run.label} predicts one band: train it with --duplex tdd fdd.")
     torch.manual_seed(run.seed)
     return CSIPredictionModule(models.instantiate(node, nn.Module), **config)
 
@@ -189,7 +195,7 @@ class Shelf:
         if not runs:
             raise UsageError(f"there is no learning curve in {self.out}: train first.")
         systems = list(dict.fromkeys(known["run"]["system"] for known in runs))
-        bands = [b for b in ("tdd", "fdd") if any(known["run"]["duplex"] == b for known in runs)]
+        bands = [b for b in ("tdd", "fdd", "both") if any(known["run"]["duplex"] == b for known in runs)]
         figure = new_figure(4.6 * len(bands) + 0.8, 3.8)
         panels = figure.subplots(1, len(bands), squeeze=False)[0]
         by = "windows" if self.args.windows else "minutes"

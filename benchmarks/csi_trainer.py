@@ -300,15 +300,17 @@ class Trainer:
 
     @torch.no_grad()
     def nmse(self, predictor: nn.Module, held: CSIBatch) -> float:
-        """Mean NMSE per antenna and step."""
+        """Mean NMSE per antenna and step; of both bands, where both are predicted."""
         predictor.eval()
+        width = held.history.shape[-1]
         parts = []
         for part in range(0, len(held.history), EVAL_WINDOWS):
             rows = slice(part, part + EVAL_WINDOWS)
             with fast(self.device, self.args.precision):
                 prediction = predictor(held.history[rows], held.noise_variance[rows])
-            ratio = nmse(prediction, held.target[rows], "per_antenna_step", validate=False)
-            parts.append(ratio * len(prediction))
+            bands = zip(prediction.split(width, -1), held.target[rows].split(width, -1), strict=True)
+            ratios = [nmse(told, true, "per_antenna_step", validate=False) for told, true in bands]
+            parts.append(sum(ratios) / len(ratios) * len(prediction))
         predictor.train()
         return float(sum(parts)) / len(held.history)
 

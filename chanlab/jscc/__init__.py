@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chanlab.jscc.channels import AWGN, Equalised, SymbolChannel
     from chanlab.jscc.classifier import ImageClassifier
     from chanlab.jscc.contract import (
         STANDARD,
@@ -17,18 +18,35 @@ if TYPE_CHECKING:
         find_convention,
         normalise_power,
         pair_iq,
+        side_information_uses,
         split_iq,
     )
+    from chanlab.jscc.fading import Rayleigh, Rician
     from chanlab.jscc.image_files import open_images, open_pictures
     from chanlab.jscc.images import ImageBatch, ImageDataModule
+    from chanlab.jscc.mimo import MIMO
+    from chanlab.jscc.ofdm import OFDMLink
+    from chanlab.jscc.realisations import Grid, ModelRealisations, Realisations, SourceRealisations, StoreRealisations
 
 _HOMES = {
+    "AWGN": "channels",
     "Convention": "contract",
     "ImageBatch": "images",
     "ImageClassifier": "classifier",
     "ImageDataModule": "images",
+    "Equalised": "channels",
+    "Grid": "realisations",
+    "MIMO": "mimo",
+    "ModelRealisations": "realisations",
+    "OFDMLink": "ofdm",
+    "Rayleigh": "fading",
+    "Realisations": "realisations",
     "Received": "contract",
+    "Rician": "fading",
     "STANDARD": "contract",
+    "SourceRealisations": "realisations",
+    "StoreRealisations": "realisations",
+    "SymbolChannel": "channels",
     "Transmission": "contract",
     "bandwidth_ratio": "contract",
     "channel_uses": "contract",
@@ -37,16 +55,29 @@ _HOMES = {
     "open_images": "image_files",
     "open_pictures": "image_files",
     "pair_iq": "contract",
+    "side_information_uses": "contract",
     "split_iq": "contract",
 }
 
 __all__ = [
+    "AWGN",
+    "MIMO",
     "STANDARD",
     "Convention",
+    "Equalised",
+    "Grid",
     "ImageBatch",
     "ImageClassifier",
     "ImageDataModule",
+    "ModelRealisations",
+    "OFDMLink",
+    "Rayleigh",
+    "Realisations",
     "Received",
+    "Rician",
+    "SourceRealisations",
+    "StoreRealisations",
+    "SymbolChannel",
     "Transmission",
     "bandwidth_ratio",
     "channel_uses",
@@ -55,6 +86,7 @@ __all__ = [
     "open_images",
     "open_pictures",
     "pair_iq",
+    "side_information_uses",
     "split_iq",
 ]
 

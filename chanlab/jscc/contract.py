@@ -75,9 +75,9 @@ def find_convention(convention: Convention | str) -> Convention:
     - `nominal+3dB`: unit power per real dimension, complex noise of variance 1/SNR: the SNR is 3.01 dB above its name.
       chunbaobao/Deep-JSCC-PyTorch since its noise is halved (its issue 17), and so the published retrained figures of
       DeepJSCC; LorenzoPannacci/DJSCC-Semantic-Equalization (arXiv 2510.04674).
-    - `real`: real noise: unit power and noise of variance 1/SNR in each real dimension. The SNR is the same as ours, all
-      scales are sqrt(2) times as large. kurka/deepJSCC-feedback (`awgn`), early chunbaobao/Deep-JSCC-PyTorch.
-    - `batch-power`: the power is averaged over the batch. WITT, kaira.
+    - `real`: real noise: unit power and noise of variance 1/SNR in each real dimension. The SNR is ours, the scale of
+      symbols and noise is √2 times as large. kurka/deepJSCC-feedback (`awgn`), early chunbaobao/Deep-JSCC-PyTorch.
+    - `batch-power`: the power is averaged over the batch. WITT (`net/channel.py`), kaira.
 
     A code that counts real symbols as channel uses is `Convention(name, uses_per_symbol=2)` with its other definitions.
 
@@ -137,10 +137,10 @@ def side_information_uses(bits: Tensor, snr_db: Tensor, gap_db: float = SIDE_GAP
         gap_db: [dB].
 
     Returns:
-        Float32 `[batch]`.
+        Int64 `[batch]`.
     """
     rate = torch.log2(1 + 10 ** ((snr_db.double() - gap_db) / 10))
-    return torch.ceil(bits.double() / rate).where(bits > 0, 0.0).float()
+    return torch.ceil(bits.double() / rate).where(bits > 0, 0.0).long()
 
 
 def normalise_power(symbols: Tensor, used: Tensor | None = None, convention: Convention | str = STANDARD) -> Tensor:
@@ -243,17 +243,18 @@ class Transmission:
         return energy / self.used.sum(1).clamp(min=1)
 
     def uses(self, snr_db: Tensor | float, gap_db: float = SIDE_GAP_DB) -> Tensor:
-        """Channel uses of each image: sent symbols, and the side information in whole symbols; without pilots.
+        """Symbols of each image: those sent, and those of the side information; without pilots.
+
+        They are its channel uses where a channel use carries one symbol; `Received.uses` tells them for any channel.
 
         Args:
             snr_db: SNR per complex symbol, which decides the rate of the side information [dB], `[batch]`.
             gap_db: See `side_information_uses` [dB].
 
         Returns:
-            Float32 `[batch]`.
+            Int64 `[batch]`.
         """
-        side = side_information_uses(self.side_bits, per_image(snr_db, self.symbols), gap_db)
-        return self.used.sum(1).to(side) + side
+        return self.used.sum(1) + side_information_uses(self.side_bits, per_image(snr_db, self.symbols), gap_db)
 
 
 @dataclass(frozen=True)
@@ -264,10 +265,13 @@ class Received:
         symbols: Complex64 `[batch, k]`, equalised (MMSE) when the receiver has CSI; zero where none was sent.
         used: Which symbols were sent, bool `[batch, k]`; it is what the side information tells.
         snr_db: Nominal SNR as the receiver knows it [dB], `[batch]`.
-        noise_variance: Variance of the noise on each symbol, the equaliser's gain taken out: 1 / effective SNR per unit
-            power, `[batch, k]`; it includes the error of the channel's estimate. Finite also where none was sent.
+        noise_variance: Variance of the noise on each symbol, the equaliser's gain taken out: power / effective SNR,
+            `[batch, k]`; it includes the error of the channel's estimate. Finite also where no symbol was sent.
         gain: Real factor on the sent symbol (the bias of MMSE equalisation; 1 without), `[batch, k]`.
-        pilot_uses: Channel uses that pilots took, int64 `[batch]`.
+        data_uses: Channel uses of the sent symbols and of the side information, which goes in the same frame as further
+            symbols (a MIMO channel use carries several symbols), int64 `[batch]`.
+        pilot_uses: Channel uses of the pilots of that frame, int64 `[batch]`.
+        power: Mean |x|² of sent symbols under the channel's convention.
     """
 
     symbols: Tensor
@@ -275,21 +279,24 @@ class Received:
     snr_db: Tensor
     noise_variance: Tensor
     gain: Tensor
+    data_uses: Tensor
     pilot_uses: Tensor
+    power: float = 1.0
 
     @property
     def symbol_snr_db(self) -> Tensor:
         """Effective SNR of each symbol [dB], `[batch, k]`."""
-        return -10 * torch.log10(self.noise_variance)
+        return 10 * torch.log10(self.power / self.noise_variance)
 
     @property
     def unbiased(self) -> Tensor:
         """The sent symbols plus noise of `noise_variance`, complex64 `[batch, k]`: large where the channel fades."""
         return self.symbols / self.gain
 
-    def uses(self, sent: Transmission, gap_db: float = SIDE_GAP_DB) -> Tensor:
-        """All channel uses of each image, pilots included, float32 `[batch]`."""
-        return sent.uses(self.snr_db, gap_db) + self.pilot_uses
+    @property
+    def uses(self) -> Tensor:
+        """All channel uses of each image, side information and pilots included, int64 `[batch]`."""
+        return self.data_uses + self.pilot_uses
 
 
 def _check_symbols(symbols: Tensor, used: Tensor | None) -> None:

@@ -274,6 +274,21 @@ def test_predictors_that_join_antennas_see_all_of_them(make, tmp_path):
     assert trainer.train(run, module, steps=1).antennas == 32
 
 
+def test_one_network_learns_both_bands_at_once(recipe, tmp_path):
+    config = yaml.safe_load(find_recipe("models", "learned_wiener").read_text())
+    config["model"]["init_args"]["predictor"]["init_args"] |= {"dim": 16, "layers": 1}
+    small = tmp_path / "small.yaml"
+    small.write_text(yaml.safe_dump(config))
+    command = ["--duplex", "both", "--seeds", "1", "--windows", "8", "--points", "1", *TINY, "--out", str(tmp_path)]
+    csi_train.main(["--systems", str(small), *command])
+    records = select(load_records(tmp_path / "results.json"), metric="nmse")
+    whole = {r["condition"]["duplex"]: r["value"] for r in records if set(r["condition"]) == {"duplex"}}
+    assert set(whole) == {"tdd", "fdd"}
+    assert whole["tdd"] < whole["fdd"]  # the other band can't be better known
+    with pytest.raises(UsageError, match="--duplex tdd fdd"):
+        csi_train.main(["--systems", recipe, *command])
+
+
 def test_objective_is_the_protocols_figure_without_a_floor():
     torch.manual_seed(0)
     module = CSIPredictionModule(RNN(6, hidden=4, layers=1))
