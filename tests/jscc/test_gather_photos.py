@@ -15,6 +15,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from chanlab.data.recipe import load_recipe
 from chanlab.errors import ChanlabError, UsageError
 from chanlab.jscc import ImageDataModule, open_images
 
@@ -233,6 +234,11 @@ def test_frames_need_a_decoder(packages, tmp_path, monkeypatch):
         gather(tmp_path / "photos", packages, frames=10)
     with pytest.raises(UsageError, match="at least 1"):
         gather(tmp_path / "photos", packages, frames=0)
+
+
+def test_generate_tells_what_the_list_is_for():
+    with pytest.raises(UsageError, match=r"lists photographs, not channels: `python datasets/gather_photos\.py`"):
+        load_recipe(ROOT / "datasets" / "photos.yaml")
 
 
 def test_the_list_itself():
