@@ -439,7 +439,10 @@ class ImageDataModule(LightningDataModule):
         indices = collection.indices("test" if split == "predict" else split)
         if not indices:
             there = sorted({entry.split for entry in collection.entries})
-            raise UsageError(f"{collection.origin} has no {split} pictures, only {', '.join(there)}.")
+            raise UsageError(
+                f"{collection.origin} has no {split} pictures, only {', '.join(there)}: lay some source photographs into a "
+                f"folder {'test' if split == 'predict' else split}."
+            )
         return collection, indices
 
     def _decoded(self, indices: Sequence[int], read: Callable[[int], Decoded]) -> Iterator[Decoded]:
