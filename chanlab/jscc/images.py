@@ -440,8 +440,8 @@ class ImageDataModule(LightningDataModule):
         if not indices:
             there = sorted({entry.split for entry in collection.entries})
             raise UsageError(
-                f"{collection.origin} has no {split} pictures, only {', '.join(there)}: lay some source photographs into a "
-                f"folder {'test' if split == 'predict' else split}."
+                f"{collection.origin} has no {split} pictures, only {', '.join(there)}: lay some source photographs "
+                f"into a folder {'test' if split == 'predict' else split}."
             )
         return collection, indices
 
