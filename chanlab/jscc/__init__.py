@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chanlab.jscc.channels import AWGN, Equalised, SymbolChannel
+    from chanlab.jscc.classifier import ImageClassifier
     from chanlab.jscc.contract import (
         STANDARD,
         Convention,
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
         split_iq,
     )
     from chanlab.jscc.fading import Rayleigh, Rician
+    from chanlab.jscc.image_files import open_images, open_pictures
+    from chanlab.jscc.images import ImageBatch, ImageDataModule
     from chanlab.jscc.mimo import MIMO
     from chanlab.jscc.ofdm import OFDMLink
     from chanlab.jscc.realisations import Grid, ModelRealisations, Realisations, SourceRealisations, StoreRealisations
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "AWGN": "channels",
     "Convention": "contract",
+    "ImageBatch": "images",
+    "ImageClassifier": "classifier",
+    "ImageDataModule": "images",
     "Equalised": "channels",
     "Grid": "realisations",
     "MIMO": "mimo",
@@ -46,6 +52,8 @@ _HOMES = {
     "channel_uses": "contract",
     "find_convention": "contract",
     "normalise_power": "contract",
+    "open_images": "image_files",
+    "open_pictures": "image_files",
     "pair_iq": "contract",
     "side_information_uses": "contract",
     "split_iq": "contract",
@@ -58,6 +66,9 @@ __all__ = [
     "Convention",
     "Equalised",
     "Grid",
+    "ImageBatch",
+    "ImageClassifier",
+    "ImageDataModule",
     "ModelRealisations",
     "OFDMLink",
     "Rayleigh",
@@ -72,6 +83,8 @@ __all__ = [
     "channel_uses",
     "find_convention",
     "normalise_power",
+    "open_images",
+    "open_pictures",
     "pair_iq",
     "side_information_uses",
     "split_iq",
