@@ -6,6 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chanlab.jscc.adaptive import AdaptiveJSCC
+    from chanlab.jscc.adjscc import ADJSCC
+    from chanlab.jscc.codec import Codec
     from chanlab.jscc.contract import (
         STANDARD,
         Convention,
@@ -18,8 +21,15 @@ if TYPE_CHECKING:
         pair_iq,
         split_iq,
     )
+    from chanlab.jscc.deepjscc import DeepJSCC
+    from chanlab.jscc.gdn import GDN
 
 _HOMES = {
+    "ADJSCC": "adjscc",
+    "AdaptiveJSCC": "adaptive",
+    "Codec": "codec",
+    "DeepJSCC": "deepjscc",
+    "GDN": "gdn",
     "Convention": "contract",
     "Received": "contract",
     "STANDARD": "contract",
@@ -33,8 +43,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "ADJSCC",
+    "GDN",
     "STANDARD",
+    "AdaptiveJSCC",
+    "Codec",
     "Convention",
+    "DeepJSCC",
     "Received",
     "Transmission",
     "bandwidth_ratio",

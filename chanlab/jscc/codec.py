@@ -1,0 +1,149 @@
+"""What a codec is, and what codecs share: padding, latents that become symbols and symbols that become latents again."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from chanlab.errors import UsageError
+from chanlab.jscc.contract import (
+    Received,
+    Transmission,
+    channel_uses,
+    normalise_power,
+    pair_iq,
+    side_information_uses,
+    source_values,
+)
+
+Ratio = float | Fraction | Tensor
+"""A bandwidth ratio agreed beforehand, or one per image, float64 `[batch]`, which the receiver must be told."""
+
+
+class Codec(nn.Module):
+    """Images to channel symbols and back, under the contract of `chanlab.jscc.contract`.
+
+    A codec's latent has 2 P real channels, P complex ones, on a grid of one position per `stride` x `stride` pixels of
+    the image, padded at the bottom and right where it has to be. Symbols are ordered by channel, then by position, and
+    what is sent is the first k of them, k = floor(ratio C H W) to the symbol: a lower rate is a prefix of a higher one,
+    and padding costs no channel use, it spreads those there are over more positions.
+
+    Args:
+        max_ratio: Highest bandwidth ratio k/n, for which the latent has channels.
+        stride: Pixels per latent position and dimension.
+    """
+
+    def __init__(self, max_ratio: float | Fraction, stride: int) -> None:
+        super().__init__()
+        if not 0 < max_ratio <= 1:
+            raise UsageError(f"a bandwidth ratio lies above 0 and not above 1, not {max_ratio}.")
+        self.max_ratio = _fraction(max_ratio)
+        self.stride = stride
+        self.pairs = math.ceil(self.max_ratio * 3 * stride**2)
+
+    def encode(self, images: Tensor, snr_db: Tensor, ratio: Ratio | None = None) -> Transmission:
+        """Symbols of images.
+
+        Args:
+            images: `[batch, 3, height, width]`, in [0, 1].
+            snr_db: SNR per complex symbol that the encoder is told [dB], `[batch]`.
+            ratio: Bandwidth ratio k/n up to `max_ratio`, which is taken for None. A number is agreed beforehand. A
+                tensor is chosen per image: the number of symbols is told as side information, whose channel uses come
+                out of the image's own.
+
+        Returns:
+            A `Transmission` of k = floor(ratio C H W) symbols, side information included; for a tensor it is as wide as
+            `max_ratio` allows.
+
+        Raises:
+            UsageError: If shapes don't fit, or the codec can't send at that ratio.
+        """
+        raise NotImplementedError
+
+    def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
+        """Images of what was received.
+
+        Args:
+            received: What the receiver knows.
+            image_shape: (3, height, width).
+
+        Returns:
+            `[batch, 3, height, width]`: in [0, 1] in evaluation, not clipped in training.
+        """
+        raise NotImplementedError
+
+    def grid(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
+        """Height and width of the latent of an image (channels, height, width)."""
+        return -(-image_shape[1] // self.stride), -(-image_shape[2] // self.stride)
+
+    def pad(self, images: Tensor) -> Tensor:
+        """Images whose height and width are multiples of the stride, the last row and column repeated.
+
+        Raises:
+            UsageError: If they are no batch of RGB images.
+        """
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise UsageError(f"images are [batch, 3, height, width], not {list(images.shape)}.")
+        height, width = (-size % self.stride for size in images.shape[2:])
+        return F.pad(images, (0, width, 0, height), mode="replicate") if height or width else images
+
+    def budget(self, images: Tensor, snr_db: Tensor, ratio: Ratio | None) -> tuple[int, Tensor, Tensor]:
+        """Width of a transmission, the symbols that each image sends, int64 `[batch]`, and its side information [bit].
+
+        Raises:
+            UsageError: If a ratio is above `max_ratio`, or leaves no symbol.
+        """
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        most = channel_uses(shape, self.max_ratio)
+        if isinstance(ratio, Tensor):
+            if ratio.shape != images.shape[:1] or ratio.dtype != torch.float64:
+                raise UsageError(
+                    f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
+                )
+            bits = torch.full_like(ratio, math.ceil(math.log2(most)), dtype=torch.float32)
+            uses = torch.floor(ratio * source_values(shape) + 1e-6).long().clamp(max=most)
+            return most, uses - side_information_uses(bits, snr_db).long(), bits
+        width = channel_uses(shape, self.max_ratio if ratio is None else ratio)
+        if width > most:
+            raise UsageError(
+                f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
+            )
+        return width, torch.full((len(images),), width, device=images.device), images.new_zeros(len(images))
+
+    def transmission(self, latent: Tensor, width: int, uses: Tensor, side_bits: Tensor) -> Transmission:
+        """The first symbols of latents, at unit power per image.
+
+        Args:
+            latent: Real `[batch, 2 P, h, w]`: P in-phase channels, then P quadratures.
+            width: Symbols of the widest image.
+            uses: Symbols that each image sends, `[batch]`.
+            side_bits: `[batch]` [bit].
+        """
+        symbols = pair_iq(latent)[:, :width]
+        used = torch.arange(width, device=uses.device) < uses[:, None]
+        return Transmission(normalise_power(symbols, used), used, side_bits)
+
+    def latent(self, values: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
+        """Values of symbols `[batch, k]`, real, in their places in the latent, `[batch, P, h, w]`; unsent ones are 0."""
+        height, width = self.grid(image_shape)
+        missing = self.pairs * height * width - values.shape[1]
+        if missing < 0:
+            raise UsageError(
+                f"{values.shape[1]} symbols are more than an image {image_shape} has at k/n {self.max_ratio}."
+            )
+        return F.pad(values, (0, missing)).view(len(values), self.pairs, height, width)
+
+    def crop(self, images: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
+        """The image without its padding; clipped to [0, 1] in evaluation."""
+        images = images[..., : image_shape[1], : image_shape[2]].float()
+        return images if self.training else images.clamp(0, 1)
+
+
+def _fraction(ratio: float | Fraction) -> Fraction:
+    """The fraction that a float stands for, as `channel_uses` reads it."""
+    exact = Fraction(ratio).limit_denominator(10_000)
+    return exact if abs(exact - Fraction(ratio)) < Fraction(1, 10**12) else Fraction(ratio)
