@@ -112,7 +112,8 @@ class GatedBlock(nn.Module):
         left, right = self.depthwise(y.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).chunk(2, -1)
         x = x + self.spatial_out(left * right)
         left, right = self.mixer_in(_normalise(x) * (1 + mixer_scale) + mixer_shift).chunk(2, -1)
-        return x + self.mixer_out(left * right)
+        mixed: Tensor = self.mixer_out(left * right)
+        return x + mixed
 
 
 class _Trunk(nn.Module):

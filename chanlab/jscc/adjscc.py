@@ -43,14 +43,13 @@ class ADJSCC(DeepJSCC):
                 images = self.encoder_attention[i](images, snr_db)
         return images
 
-    def synthesis(self, in_phase: Tensor, quadrature: Tensor, snr_db: Tensor) -> Tensor:
-        """Images of a received latent, `[batch, P, h, w]` each."""
-        x = torch.cat([in_phase, quadrature], 1)
+    def synthesis(self, latent: Tensor, snr_db: Tensor) -> Tensor:
+        """Images of a received latent, `[batch, 2 P, h, w]`."""
         for i, stage in enumerate(self.decoder):
-            x = stage(x)
+            latent = stage(latent)
             if i < 4:
-                x = self.decoder_attention[i](x, snr_db)
-        return x
+                latent = self.decoder_attention[i](latent, snr_db)
+        return latent
 
 
 class AttentionFeature(nn.Module):
@@ -73,5 +72,5 @@ class AttentionFeature(nn.Module):
             snr_db: SNR per complex symbol [dB], `[batch]`.
         """
         context = torch.cat([x.mean((2, 3)), snr_db[:, None].to(x.dtype)], 1)
-        weight = self.excite(self.squeeze(context).relu()).sigmoid()
+        weight: Tensor = self.excite(self.squeeze(context).relu()).sigmoid()
         return x * weight[..., None, None].to(x.dtype)

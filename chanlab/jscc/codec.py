@@ -1,4 +1,4 @@
-"""What a codec is, and what codecs share: padding, latents that become symbols and symbols that become latents again."""
+"""What a codec is, and what codecs share: padding, and the way from latents to symbols and back."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Codec(nn.Module):
         return Transmission(normalise_power(symbols, used), used, side_bits)
 
     def latent(self, values: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
-        """Values of symbols `[batch, k]`, real, in their places in the latent, `[batch, P, h, w]`; unsent ones are 0."""
+        """Real values of symbols, `[batch, k]`, at their places in the latent, `[batch, P, h, w]`; unsent ones are 0."""
         height, width = self.grid(image_shape)
         missing = self.pairs * height * width - values.shape[1]
         if missing < 0:

@@ -18,9 +18,9 @@ class DeepJSCC(Codec):
     """DeepJSCC (Bourtsoulatze, Burth Kurka and Gündüz, 2019): five convolutions each side, strides 2, 2, 1, 1, 1.
 
     Encoder: convolution, GDN and PReLU, four times; a fifth convolution writes the latent on a grid of 4 x 4 pixels.
-    Decoder: its mirror of transposed convolutions, IGDN and PReLU, a sigmoid at the end. The paper of 2019 has kernels of 5,
-    16, 32, 32 and 32 filters and no GDN (`gdn=False`); Burth Kurka and Gündüz (2020) added it, with kernels of 9 and 5
-    and 256 filters. The latent's channels are those of one bandwidth ratio, and networks are trained for one SNR.
+    Decoder: its mirror of transposed convolutions, IGDN and PReLU, a sigmoid at the end. The paper of 2019 has kernels
+    of 5, filters of 16, 32, 32, 32 and no GDN (`gdn=False`); Burth Kurka and Gündüz (2020) added it, with kernels of 9
+    and 5 and 256 filters. The latent's channels are those of one bandwidth ratio, and networks are trained for one SNR.
 
     Args:
         ratio: Bandwidth ratio k/n that the codec is made for.
@@ -44,7 +44,7 @@ class DeepJSCC(Codec):
         widths = [3, *filters, 2 * self.pairs]
         strides = (2, 2, 1, 1, 1)
         self.encoder = nn.ModuleList(
-            Stage(*widths[i : i + 2], kernels[i], strides[i], gdn, nn.PReLU(widths[i + 1]) if i < 4 else None)
+            Stage(widths[i], widths[i + 1], kernels[i], strides[i], gdn, nn.PReLU(widths[i + 1]) if i < 4 else None)
             for i in range(5)
         )
         self.decoder = nn.ModuleList(
@@ -65,8 +65,9 @@ class DeepJSCC(Codec):
 
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """See `Codec.decode`."""
-        parts = (self.latent(part, image_shape) for part in (received.symbols.real, received.symbols.imag))
-        return self.crop(self.synthesis(*parts, received.snr_db), image_shape)
+        in_phase = self.latent(received.symbols.real, image_shape)
+        quadrature = self.latent(received.symbols.imag, image_shape)
+        return self.crop(self.synthesis(torch.cat([in_phase, quadrature], 1), received.snr_db), image_shape)
 
     def analysis(self, images: Tensor, snr_db: Tensor) -> Tensor:
         """The latent of images, `[batch, 2 P, h, w]`."""
@@ -74,12 +75,11 @@ class DeepJSCC(Codec):
             images = stage(images)
         return images
 
-    def synthesis(self, in_phase: Tensor, quadrature: Tensor, snr_db: Tensor) -> Tensor:
-        """Images of a received latent, `[batch, P, h, w]` each."""
-        x = torch.cat([in_phase, quadrature], 1)
+    def synthesis(self, latent: Tensor, snr_db: Tensor) -> Tensor:
+        """Images of a received latent, `[batch, 2 P, h, w]`."""
         for stage in self.decoder:
-            x = stage(x)
-        return x
+            latent = stage(latent)
+        return latent
 
 
 class Stage(nn.Module):

@@ -11,7 +11,9 @@ FLOOR = 1e-6
 
 
 class GDN(nn.Module):
-    """y_i = x_i / √(β_i + Σ_j γ_ij x_j²), at each position; the inverse multiplies (Ballé, Laparra and Simoncelli, 2016).
+    """y_i = x_i / √(β_i + Σ_j γ_ij x_j²) at each position; the inverse multiplies.
+
+    Ballé, Laparra and Simoncelli, "Density modeling of images using a generalized normalization transformation" (2016).
 
     β and γ stay non-negative because their square roots are what is learnt (β above 1e-6).
 

@@ -56,7 +56,7 @@ def test_gdn_is_its_formula(inverse):
 
 
 def test_deepjscc_of_2019():
-    """Table of the paper: 5x5 kernels of 16, 32, 32, 32 and c filters, strides 2, 2, 1, 1, 1; the decoder mirrors it."""
+    """5x5 kernels of 16, 32, 32, 32 and c filters, strides 2, 2, 1, 1, 1; the decoder mirrors it."""
     codec = DeepJSCC(1 / 6, gdn=False)
     shapes = [tuple(stage.convolution.weight.shape) for stage in codec.encoder]
     assert shapes == [(16, 3, 5, 5), (32, 16, 5, 5), (32, 32, 5, 5), (32, 32, 5, 5), (16, 32, 5, 5)]
