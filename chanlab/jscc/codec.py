@@ -128,7 +128,7 @@ class Codec(nn.Module):
         return Transmission(normalise_power(symbols, used), used, side_bits)
 
     def latent(self, values: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
-        """Real values of symbols, `[batch, k]`, at their places in the latent, `[batch, P, h, w]`; unsent ones are 0."""
+        """Real values of symbols `[batch, k]` at their places in the latent `[batch, P, h, w]`; unsent ones are 0."""
         height, width = self.grid(image_shape)
         missing = self.pairs * height * width - values.shape[1]
         if missing < 0:
