@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     )
     from chanlab.jscc.deepjscc import DeepJSCC
     from chanlab.jscc.gdn import GDN
+    from chanlab.jscc.image_writer import ReceivedImageWriter
+    from chanlab.jscc.module import JSCCModule, load_codec
 
 _HOMES = {
     "ADJSCC": "adjscc",
@@ -30,6 +32,9 @@ _HOMES = {
     "Codec": "codec",
     "DeepJSCC": "deepjscc",
     "GDN": "gdn",
+    "JSCCModule": "module",
+    "ReceivedImageWriter": "image_writer",
+    "load_codec": "module",
     "Convention": "contract",
     "Received": "contract",
     "STANDARD": "contract",
@@ -50,11 +55,14 @@ __all__ = [
     "Codec",
     "Convention",
     "DeepJSCC",
+    "JSCCModule",
     "Received",
+    "ReceivedImageWriter",
     "Transmission",
     "bandwidth_ratio",
     "channel_uses",
     "find_convention",
+    "load_codec",
     "normalise_power",
     "pair_iq",
     "split_iq",

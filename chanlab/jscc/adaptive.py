@@ -41,7 +41,7 @@ class AdaptiveJSCC(Codec):
 
     def __init__(
         self,
-        max_ratio: float | Fraction = 1 / 6,
+        max_ratio: float | str | Fraction = 1 / 6,
         widths: Sequence[int] = (64, 96),
         depths: Sequence[int] = (3, 4),
         kernel: int = 5,
@@ -58,20 +58,30 @@ class AdaptiveJSCC(Codec):
     def encode(self, images: Tensor, snr_db: Tensor, ratio: Ratio | None = None) -> Transmission:
         """See `Codec.encode`."""
         width, uses, bits = self.budget(images, snr_db, ratio)
-        latent = self.encoder(self.pad(images), self.conditions(snr_db, uses, images.shape[1:]))
+        latent = self.analysis(self.pad(images), self.conditions(snr_db, uses, images.shape[1:]))
         return self.transmission(latent, width, uses, bits)
 
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """See `Codec.decode`."""
         used = received.used
-        share = torch.where(used, 1 / (1 + received.noise_variance), 0.0)
-        scale = share / received.gain.clamp(min=1e-6)
+        share = torch.where(used, received.power / (received.power + received.noise_variance), 0.0)
+        scale = share / (received.gain.clamp(min=1e-6) * received.power**0.5)
         values = (scale * received.symbols.real, scale * received.symbols.imag, share)
         features = torch.cat([self.latent(value, image_shape) for value in values], 1)
         uses = used.sum(1)
-        noise = torch.where(used, received.noise_variance.log10(), 0.0).sum(1) / uses
-        conditions = self.conditions(-10 * noise, uses, image_shape)
-        return self.crop(self.decoder(features, conditions), image_shape)
+        snr_db = torch.where(used, received.symbol_snr_db, 0.0).sum(1) / uses
+        conditions = self.conditions(snr_db, uses, image_shape)
+        return self.crop(self.synthesis(features, conditions), image_shape)
+
+    def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
+        """See `Codec.analysis`; for the conditions see `conditions`."""
+        latent: Tensor = self.encoder(images, conditions)
+        return latent
+
+    def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
+        """See `Codec.synthesis`; the features are `[batch, 3 P, h, w]`: estimates, and their share of the energy."""
+        images: Tensor = self.decoder(features, conditions)
+        return images
 
     def conditions(self, snr_db: Tensor, uses: Tensor, image_shape: Sequence[int]) -> Tensor:
         """SNR and bandwidth ratio as the networks see them, about -1 to 1, `[batch, 2]`."""
@@ -139,8 +149,6 @@ class _Trunk(nn.Module):
 class _Encoder(nn.Module):
     """Images `[batch, 3, H, W]` to latents `[batch, channels, H/8, W/8]`."""
 
-    compilable = True
-
     def __init__(
         self, channels: int, widths: Sequence[int], depths: Sequence[int], kernel: int, conditioning: int
     ) -> None:
@@ -165,8 +173,6 @@ class _Encoder(nn.Module):
 
 class _Decoder(nn.Module):
     """Received latents `[batch, channels, H/8, W/8]` to images `[batch, 3, H, W]`."""
-
-    compilable = True
 
     def __init__(
         self, channels: int, widths: Sequence[int], depths: Sequence[int], kernel: int, conditioning: int

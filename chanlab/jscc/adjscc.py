@@ -26,7 +26,7 @@ class ADJSCC(DeepJSCC):
 
     def __init__(
         self,
-        ratio: float | Fraction = 1 / 6,
+        ratio: float | str | Fraction = 1 / 6,
         filters: int | Sequence[int] = 256,
         kernels: Sequence[int] = (9, 5, 5, 5, 5),
         gdn: bool = True,
@@ -35,21 +35,21 @@ class ADJSCC(DeepJSCC):
         self.encoder_attention = nn.ModuleList(AttentionFeature(count) for count in self.filters)
         self.decoder_attention = nn.ModuleList(AttentionFeature(count) for count in reversed(self.filters))
 
-    def analysis(self, images: Tensor, snr_db: Tensor) -> Tensor:
-        """The latent of images, `[batch, 2 P, h, w]`."""
+    def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
+        """See `Codec.analysis`; the conditions are SNRs [dB], `[batch]`."""
         for i, stage in enumerate(self.encoder):
             images = stage(images)
             if i < 4:
-                images = self.encoder_attention[i](images, snr_db)
+                images = self.encoder_attention[i](images, conditions)
         return images
 
-    def synthesis(self, latent: Tensor, snr_db: Tensor) -> Tensor:
-        """Images of a received latent, `[batch, 2 P, h, w]`."""
+    def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
+        """See `Codec.synthesis`; the features are a received latent, `[batch, 2 P, h, w]`."""
         for i, stage in enumerate(self.decoder):
-            latent = stage(latent)
+            features = stage(features)
             if i < 4:
-                latent = self.decoder_attention[i](latent, snr_db)
-        return latent
+                features = self.decoder_attention[i](features, conditions)
+        return features
 
 
 class AttentionFeature(nn.Module):

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from chanlab.errors import UsageError
 from chanlab.jscc.contract import (
+    STANDARD,
+    Convention,
     Received,
     Transmission,
     channel_uses,
@@ -35,13 +37,16 @@ class Codec(nn.Module):
     Args:
         max_ratio: Highest bandwidth ratio k/n, for which the latent has channels.
         stride: Pixels per latent position and dimension.
+
+    Attributes:
+        convention: How power and channel uses are counted; that of the channel.
     """
 
-    def __init__(self, max_ratio: float | Fraction, stride: int) -> None:
+    convention: Convention = STANDARD
+
+    def __init__(self, max_ratio: float | str | Fraction, stride: int) -> None:
         super().__init__()
-        if not 0 < max_ratio <= 1:
-            raise UsageError(f"a bandwidth ratio lies above 0 and not above 1, not {max_ratio}.")
-        self.max_ratio = _fraction(max_ratio)
+        self.max_ratio = as_ratio(max_ratio)
         self.stride = stride
         self.pairs = math.ceil(self.max_ratio * 3 * stride**2)
 
@@ -53,7 +58,7 @@ class Codec(nn.Module):
             snr_db: SNR per complex symbol that the encoder is told [dB], `[batch]`.
             ratio: Bandwidth ratio k/n up to `max_ratio`, which is taken for None. A number is agreed beforehand. A
                 tensor is chosen per image: the number of symbols is told as side information, whose channel uses come
-                out of the image's own.
+                out of the image's own. (In training, where ratios are drawn, each counts as agreed.)
 
         Returns:
             A `Transmission` of k = floor(ratio C H W) symbols, side information included; for a tensor it is as wide as
@@ -75,6 +80,19 @@ class Codec(nn.Module):
             `[batch, 3, height, width]`: in [0, 1] in evaluation, not clipped in training.
         """
         raise NotImplementedError
+
+    def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
+        """The encoder's network alone: images, padded, to their latents, `[batch, 2 P, h, w]`."""
+        raise NotImplementedError
+
+    def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
+        """The decoder's network alone: what was received, in its places in the latent, to padded images."""
+        raise NotImplementedError
+
+    def compile_networks(self) -> None:
+        """Compiles `analysis` and `synthesis` with `torch.compile`, for images of the size that comes first."""
+        for name in ("analysis", "synthesis"):
+            setattr(self, name, torch.compile(getattr(self, name), dynamic=False))
 
     def grid(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
         """Height and width of the latent of an image (channels, height, width)."""
@@ -98,16 +116,16 @@ class Codec(nn.Module):
             UsageError: If a ratio is above `max_ratio`, or leaves no symbol.
         """
         shape = (images.shape[1], images.shape[2], images.shape[3])
-        most = channel_uses(shape, self.max_ratio)
+        most = channel_uses(shape, self.max_ratio, self.convention)
         if isinstance(ratio, Tensor):
             if ratio.shape != images.shape[:1] or ratio.dtype != torch.float64:
                 raise UsageError(
                     f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
                 )
-            bits = torch.full_like(ratio, math.ceil(math.log2(most)), dtype=torch.float32)
-            uses = torch.floor(ratio * source_values(shape) + 1e-6).long().clamp(max=most)
-            return most, uses - side_information_uses(bits, snr_db).long(), bits
-        width = channel_uses(shape, self.max_ratio if ratio is None else ratio)
+            bits = torch.full_like(ratio, 0 if self.training else math.ceil(math.log2(most)), dtype=torch.float32)
+            uses = torch.floor(ratio * source_values(shape) + 1e-6).long() // self.convention.uses_per_symbol
+            return most, uses.clamp(max=most) - side_information_uses(bits, snr_db).long(), bits
+        width = channel_uses(shape, self.max_ratio if ratio is None else ratio, self.convention)
         if width > most:
             raise UsageError(
                 f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
@@ -125,7 +143,7 @@ class Codec(nn.Module):
         """
         symbols = pair_iq(latent)[:, :width]
         used = torch.arange(width, device=uses.device) < uses[:, None]
-        return Transmission(normalise_power(symbols, used), used, side_bits)
+        return Transmission(normalise_power(symbols, used, self.convention), used, side_bits)
 
     def latent(self, values: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
         """Real values of symbols `[batch, k]` at their places in the latent `[batch, P, h, w]`; unsent ones are 0."""
@@ -143,7 +161,17 @@ class Codec(nn.Module):
         return images if self.training else images.clamp(0, 1)
 
 
-def _fraction(ratio: float | Fraction) -> Fraction:
-    """The fraction that a float stands for, as `channel_uses` reads it."""
-    exact = Fraction(ratio).limit_denominator(10_000)
-    return exact if abs(exact - Fraction(ratio)) < Fraction(1, 10**12) else Fraction(ratio)
+def as_ratio(ratio: float | str | Fraction) -> Fraction:
+    """The fraction that a bandwidth ratio stands for: `1/6`, 0.5, or a float that `channel_uses` reads as a fraction.
+
+    Raises:
+        UsageError: If it is no number above 0 and not above 1.
+    """
+    try:
+        given = Fraction(ratio)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError(f"a bandwidth ratio is a number or a fraction such as 1/6, not {ratio!r}.") from error
+    if not 0 < given <= 1:
+        raise UsageError(f"a bandwidth ratio lies above 0 and not above 1, not {ratio}.")
+    exact = given.limit_denominator(10_000)
+    return exact if abs(exact - given) < Fraction(1, 10**12) else given

@@ -31,7 +31,7 @@ class DeepJSCC(Codec):
 
     def __init__(
         self,
-        ratio: float | Fraction = 1 / 6,
+        ratio: float | str | Fraction = 1 / 6,
         filters: int | Sequence[int] = (16, 32, 32, 32),
         kernels: Sequence[int] = (5, 5, 5, 5, 5),
         gdn: bool = True,
@@ -69,17 +69,17 @@ class DeepJSCC(Codec):
         quadrature = self.latent(received.symbols.imag, image_shape)
         return self.crop(self.synthesis(torch.cat([in_phase, quadrature], 1), received.snr_db), image_shape)
 
-    def analysis(self, images: Tensor, snr_db: Tensor) -> Tensor:
-        """The latent of images, `[batch, 2 P, h, w]`."""
+    def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
+        """See `Codec.analysis`; the conditions are SNRs [dB], `[batch]`."""
         for stage in self.encoder:
             images = stage(images)
         return images
 
-    def synthesis(self, latent: Tensor, snr_db: Tensor) -> Tensor:
-        """Images of a received latent, `[batch, 2 P, h, w]`."""
+    def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
+        """See `Codec.synthesis`; the features are a received latent, `[batch, 2 P, h, w]`."""
         for stage in self.decoder:
-            latent = stage(latent)
-        return latent
+            features = stage(features)
+        return features
 
 
 class Stage(nn.Module):

@@ -1,14 +1,16 @@
 """Codecs: the papers' architectures, and the contract on each of them."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import torch
 
 from chanlab.errors import UsageError
-from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC, Received
+from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC
 from chanlab.jscc.adjscc import AttentionFeature
+from chanlab.jscc.channels import AWGN
 from chanlab.jscc.gdn import GDN
 
 
@@ -26,10 +28,9 @@ def small(name, ratio=Fraction(1, 6)):
 
 def through(sent, snr_db, noise_variance=None):
     """Received without noise, the receiver told a noise variance."""
-    if noise_variance is None:
-        noise_variance = (10 ** (-snr_db / 10))[:, None].expand(sent.symbols.shape)
-    gain = torch.ones_like(noise_variance)
-    return Received(sent.symbols, sent.used, snr_db, noise_variance, gain, torch.zeros(len(snr_db), dtype=torch.int64))
+    received = AWGN()(sent, snr_db)
+    variance = received.noise_variance if noise_variance is None else noise_variance
+    return replace(received, symbols=sent.symbols, noise_variance=variance)
 
 
 CODECS = ("deepjscc", "adjscc", "adaptive")
@@ -186,7 +187,7 @@ def test_the_decoder_weighs_symbols_by_their_noise():
     assert (codec.decode(through(sent, snr, faded), (3, 32, 32)) - whole).abs().max() > 1e-3
     # The bias of an MMSE equaliser changes nothing that the noise doesn't.
     received = through(sent, snr, flat)
-    biased = Received(0.7 * received.symbols, received.used, snr, flat, 0.7 * received.gain, received.pilot_uses)
+    biased = replace(received, symbols=0.7 * received.symbols, gain=0.7 * received.gain)
     torch.testing.assert_close(codec.decode(biased, (3, 32, 32)), whole, rtol=1e-4, atol=1e-5)
 
 
@@ -197,7 +198,7 @@ def test_what_was_not_sent_is_not_read():
     sent = codec.encode(torch.rand(2, 3, 32, 32), snr, ratio)
     clean = through(sent, snr)
     noise = torch.where(sent.used, 0.0, torch.randn(sent.symbols.shape)).to(torch.complex64)
-    dirty = Received(clean.symbols + noise, clean.used, snr, clean.noise_variance, clean.gain, clean.pilot_uses)
+    dirty = replace(clean, symbols=clean.symbols + noise)
     torch.testing.assert_close(codec.decode(dirty, (3, 32, 32)), codec.decode(clean, (3, 32, 32)))
 
 
