@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chanlab.jscc.adaptive import AdaptiveJSCC
     from chanlab.jscc.adjscc import ADJSCC
+    from chanlab.jscc.channels import AWGN, Equalised, SymbolChannel
     from chanlab.jscc.codec import Codec
     from chanlab.jscc.contract import (
         STANDARD,
@@ -19,45 +20,75 @@ if TYPE_CHECKING:
         find_convention,
         normalise_power,
         pair_iq,
+        side_information_uses,
         split_iq,
     )
     from chanlab.jscc.deepjscc import DeepJSCC
+    from chanlab.jscc.fading import Rayleigh, Rician
     from chanlab.jscc.gdn import GDN
     from chanlab.jscc.image_writer import ReceivedImageWriter
+    from chanlab.jscc.mimo import MIMO
     from chanlab.jscc.module import JSCCModule, load_codec
+    from chanlab.jscc.ofdm import OFDMLink
+    from chanlab.jscc.realisations import Grid, ModelRealisations, Realisations, SourceRealisations, StoreRealisations
 
 _HOMES = {
     "ADJSCC": "adjscc",
+    "AWGN": "channels",
     "AdaptiveJSCC": "adaptive",
     "Codec": "codec",
-    "DeepJSCC": "deepjscc",
-    "GDN": "gdn",
-    "JSCCModule": "module",
-    "ReceivedImageWriter": "image_writer",
-    "load_codec": "module",
     "Convention": "contract",
+    "DeepJSCC": "deepjscc",
+    "Equalised": "channels",
+    "GDN": "gdn",
+    "Grid": "realisations",
+    "JSCCModule": "module",
+    "MIMO": "mimo",
+    "ModelRealisations": "realisations",
+    "OFDMLink": "ofdm",
+    "Rayleigh": "fading",
+    "Realisations": "realisations",
     "Received": "contract",
+    "ReceivedImageWriter": "image_writer",
+    "Rician": "fading",
     "STANDARD": "contract",
+    "SourceRealisations": "realisations",
+    "StoreRealisations": "realisations",
+    "SymbolChannel": "channels",
     "Transmission": "contract",
     "bandwidth_ratio": "contract",
     "channel_uses": "contract",
     "find_convention": "contract",
+    "load_codec": "module",
     "normalise_power": "contract",
     "pair_iq": "contract",
+    "side_information_uses": "contract",
     "split_iq": "contract",
 }
 
 __all__ = [
     "ADJSCC",
+    "AWGN",
     "GDN",
+    "MIMO",
     "STANDARD",
     "AdaptiveJSCC",
     "Codec",
     "Convention",
     "DeepJSCC",
+    "Equalised",
+    "Grid",
     "JSCCModule",
+    "ModelRealisations",
+    "OFDMLink",
+    "Rayleigh",
+    "Realisations",
     "Received",
     "ReceivedImageWriter",
+    "Rician",
+    "SourceRealisations",
+    "StoreRealisations",
+    "SymbolChannel",
     "Transmission",
     "bandwidth_ratio",
     "channel_uses",
@@ -65,6 +96,7 @@ __all__ = [
     "load_codec",
     "normalise_power",
     "pair_iq",
+    "side_information_uses",
     "split_iq",
 ]
 

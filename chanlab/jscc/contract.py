@@ -75,9 +75,9 @@ def find_convention(convention: Convention | str) -> Convention:
     - `nominal+3dB`: unit power per real dimension, complex noise of variance 1/SNR: the SNR is 3.01 dB above its name.
       chunbaobao/Deep-JSCC-PyTorch since its noise is halved (its issue 17), and so the published retrained figures of
       DeepJSCC; LorenzoPannacci/DJSCC-Semantic-Equalization (arXiv 2510.04674).
-    - `real`: real noise: unit power and noise of variance 1/SNR in each real dimension. The SNR is the same as ours, all
-      scales are sqrt(2) times as large. kurka/deepJSCC-feedback (`awgn`), early chunbaobao/Deep-JSCC-PyTorch.
-    - `batch-power`: the power is averaged over the batch. WITT, kaira.
+    - `real`: real noise: unit power and noise of variance 1/SNR in each real dimension. The SNR is ours, the scale of
+      symbols and noise is √2 times as large. kurka/deepJSCC-feedback (`awgn`), early chunbaobao/Deep-JSCC-PyTorch.
+    - `batch-power`: the power is averaged over the batch. WITT (`net/channel.py`), kaira.
 
     A code that counts real symbols as channel uses is `Convention(name, uses_per_symbol=2)` with its other definitions.
 
@@ -264,10 +264,12 @@ class Received:
         symbols: Complex64 `[batch, k]`, equalised (MMSE) when the receiver has CSI; zero where none was sent.
         used: Which symbols were sent, bool `[batch, k]`; it is what the side information tells.
         snr_db: Nominal SNR as the receiver knows it [dB], `[batch]`.
-        noise_variance: Variance of the noise on each symbol, the equaliser's gain taken out: 1 / effective SNR per unit
-            power, `[batch, k]`; it includes the error of the channel's estimate. Finite also where none was sent.
+        noise_variance: Variance of the noise on each symbol, the equaliser's gain taken out: power / effective SNR,
+            `[batch, k]`; it includes the error of the channel's estimate. Finite also where no symbol was sent.
         gain: Real factor on the sent symbol (the bias of MMSE equalisation; 1 without), `[batch, k]`.
+        data_uses: Channel uses that the sent symbols took (a MIMO channel carries several in one), int64 `[batch]`.
         pilot_uses: Channel uses that pilots took, int64 `[batch]`.
+        power: Mean |x|² of sent symbols under the channel's convention.
     """
 
     symbols: Tensor
@@ -275,12 +277,14 @@ class Received:
     snr_db: Tensor
     noise_variance: Tensor
     gain: Tensor
+    data_uses: Tensor
     pilot_uses: Tensor
+    power: float = 1.0
 
     @property
     def symbol_snr_db(self) -> Tensor:
         """Effective SNR of each symbol [dB], `[batch, k]`."""
-        return -10 * torch.log10(self.noise_variance)
+        return 10 * torch.log10(self.power / self.noise_variance)
 
     @property
     def unbiased(self) -> Tensor:
@@ -288,8 +292,9 @@ class Received:
         return self.symbols / self.gain
 
     def uses(self, sent: Transmission, gap_db: float = SIDE_GAP_DB) -> Tensor:
-        """All channel uses of each image, pilots included, float32 `[batch]`."""
-        return sent.uses(self.snr_db, gap_db) + self.pilot_uses
+        """All channel uses of each image, side information and pilots included, float32 `[batch]`."""
+        side = side_information_uses(sent.side_bits, self.snr_db, gap_db)
+        return self.data_uses.to(side) + self.pilot_uses + side
 
 
 def _check_symbols(symbols: Tensor, used: Tensor | None) -> None:
