@@ -73,8 +73,8 @@ class Engine:
         self.snr = torch.zeros(args.batch, device=self.device)
         self.ratio = None if arm.fixed_rate else torch.zeros(args.batch, device=self.device, dtype=torch.float64)
         self.total = torch.zeros((), device=self.device)
-        self.eager = {name: getattr(self.codec, name) for name in ("analysis", "synthesis")}
-        self.compiled: dict[str, Any] = {}
+        self.parts = [part for part in self.codec.modules() if args.compile and getattr(part, "compilable", False)]
+        self.compiled = [torch.compile(part.forward, dynamic=False) for part in self.parts]
         self.graph: torch.cuda.CUDAGraph | None = None
         self.tables: dict[tuple[Fraction, ...], Tensor] = {}
         self.drawn = 0
@@ -85,18 +85,16 @@ class Engine:
         begin = time.perf_counter()
         self.reset(arm)
         self.draw(arm)
-        if self.args.compile:
-            try:
-                self.compiled = {
-                    name: torch.compile(network, dynamic=False) for name, network in self.eager.items()
-                }
-                self.switch(True)
-                self.body()
-                self.synchronise()
-            except Exception as error:
-                print(f"{arm.name}: torch.compile failed, going on without: {_first(error)}", file=sys.stderr)
-                self.switch(False)
-                self.compiled = {}
+        try:
+            self.switch(True)
+            self.body()
+            self.synchronise()
+        except Exception as error:
+            if not self.parts:
+                raise
+            print(f"{arm.name}: torch.compile failed, going on without: {_first(error)}", file=sys.stderr)
+            self.switch(False)
+            self.parts, self.compiled = [], []
         if self.cuda and self.args.graph:
             try:
                 self.capture()
@@ -147,7 +145,9 @@ class Engine:
         self.snr.uniform_(low, high) if high > low else self.snr.fill_(low)
         if self.ratio is not None:
             choices = [arm.ratio] if arm.ratio is not None else self.args.train_ratios
-            self.ratio.copy_(self.table(tuple(choices))[torch.randint(len(choices), (self.args.batch,), device=self.device)])
+            self.ratio.copy_(
+                self.table(tuple(choices))[torch.randint(len(choices), (self.args.batch,), device=self.device)]
+            )
         self.drawn += 1
 
     def table(self, choices: tuple[Fraction, ...]) -> Tensor:
@@ -165,9 +165,12 @@ class Engine:
             self.body()
 
     def switch(self, compiled: bool) -> None:
-        """Compiled networks for training, plain ones for evaluation, whose images have other sizes."""
-        for name, network in self.eager.items():
-            setattr(self.codec, name, self.compiled[name] if compiled and self.compiled else network)
+        """Compiled parts for training, plain ones for evaluation, whose images have other sizes."""
+        for part, forward in zip(self.parts, self.compiled, strict=True):
+            if compiled:
+                part.forward = forward  # type: ignore[method-assign]
+            else:
+                vars(part).pop("forward", None)
 
     def reset(self, arm: Arm) -> None:
         """Fresh weights (or those of --init) of the run's seed, an optimiser that has seen nothing."""
@@ -219,9 +222,7 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, arm: Arm, data: ImageDataModule) -> dict[tuple[Fraction, float], Tensor]:
-        """PSNR of each test image [dB] in the order of their ids, by bandwidth ratio and SNR; the latter's own for
-        specialists.
-        """
+        """PSNR of each test image [dB] in the order of ids, by bandwidth ratio and SNR; a specialist has one."""
         self.module.eval()
         self.switch(False)
         ratios = [arm.ratio] if arm.ratio is not None else self.args.ratios

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from jscc_arms import GROUPS, Arm, arms
 from jscc_engine import Engine, Trained
-from jscc_table import comparisons, plot, psnr_records, psnr_table
+from jscc_table import SIZES, comparisons, plot, psnr_records, psnr_table
 
 from chanlab.csi import load_weights, save_weights
 from chanlab.errors import ChanlabError, UsageError
@@ -38,7 +38,6 @@ EXAMPLES = """examples:
   python benchmarks/jscc_train.py --images photos --minutes 14 --total-minutes 18 --device cuda
   python benchmarks/jscc_train.py --images photos --evaluate --device cuda
 """
-SIZES = {"crop": "96x96", "photo": "512x768"}
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -72,12 +71,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of gradients")
     parser.add_argument("--points", type=int, default=8, help="of the learning curve")
     parser.add_argument("--init", type=Path, help="folder of weights that runs start from, where they are there")
-    parser.add_argument("--crops", type=int, default=16, help="test crops of each photograph (default: 16)")
+    parser.add_argument("--crops", type=int, default=4, help="test crops of each photograph (default: 4)")
     parser.add_argument("--max-side", type=int, help="photographs with a longer side are shrunk to it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bits", type=int, choices=[8, 16, 32], default=16, help="of kept weights (default: 16)")
     parser.add_argument("--precision", choices=["bf16", "32"], help="default: bf16 on a GPU")
-    parser.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="torch.compile (default: on a GPU)")
     parser.add_argument("--no-graph", dest="graph", action="store_false", help="without a CUDA graph")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("out/jscc_train"))
@@ -100,7 +99,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     args.lr = rates
     cuda = args.device.startswith("cuda")
     args.precision = args.precision or ("bf16" if cuda else "32")
-    args.compile = args.compile and cuda
+    args.compile = cuda if args.compile is None else args.compile
     return args
 
 
@@ -111,7 +110,7 @@ def photographs(args: argparse.Namespace) -> dict[str, ImageDataModule]:
         "train": ImageDataModule(
             **shared, crop=args.crop, scales=args.scales, min_side=args.crop, batch_size=args.batch
         ),
-        "crop": ImageDataModule(**shared, eval_crop=96, eval_crops=args.crops, eval_size=(512, 768), batch_size=256),
+        "crop": ImageDataModule(**shared, eval_crop=96, eval_crops=args.crops, batch_size=256),
         "photo": ImageDataModule(**shared, eval_size=(512, 768), batch_size=8),
     }
 
@@ -172,6 +171,7 @@ def main(given: Sequence[str] | None = None) -> None:
     args = arguments(given)
     if args.device.startswith("cuda"):
         torch.backends.cudnn.benchmark = True
+        torch._dynamo.config.cache_size_limit = 64
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
     shelf, data, runs = Shelf(args.out), photographs(args), arms(args)
@@ -185,7 +185,7 @@ def main(given: Sequence[str] | None = None) -> None:
             print(
                 f"{arm.name}: {sum(p.numel() for p in made.weights)} parameters, {1e3 * made.seconds_per_step:.2f} ms "
                 f"a step, ready after {made.warm_up:.0f} s, {memory:.1f} GB"
-                f"{', compiled' if made.compiled else ''}{', one graph' if made.graph is not None else ''}",
+                f"{', compiled' if made.parts else ''}{', one graph' if made.graph is not None else ''}",
                 flush=True,
             )
     per_step = sum(engines[arm.architecture].seconds_per_step for arm in todo if arm.architecture in engines)

@@ -31,8 +31,8 @@ class ChanlabCLI(LightningCLI):
             "--weights",
             type=str | None,
             default=None,
-            help="weights (chanlab.csi.save_weights) that the predictor starts from where no checkpoint is given: "
-            "a path, or one below models/",
+            help="weights (chanlab.csi.save_weights) that the predictor or codec starts from where no checkpoint "
+            "is given: a path, or one below models/",
         )
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
@@ -88,9 +88,9 @@ class ChanlabCLI(LightningCLI):
         if self.weights is None and config.weights and not config.get("ckpt_path"):
             self.weights = str(find_weights(config.weights))
         if self.weights is not None:
-            from chanlab.csi.weights import load_weights
+            from chanlab.csi.weights import learner, load_weights
 
-            load_weights(getattr(self.model, "predictor", self.model), self.weights)
+            load_weights(learner(self.model), self.weights)
             return
         if self.subcommand == "fit" or config.get("ckpt_path"):
             return

@@ -21,6 +21,12 @@ SMALL = 4096
 """Tensors with fewer entries, vectors among them, are kept in float32: they weigh little and are felt most."""
 
 
+def learner(module: nn.Module) -> nn.Module:
+    """What a LightningModule trains, whose weights are kept: its `predictor` or `codec`, or itself."""
+    part: nn.Module = getattr(module, "predictor", getattr(module, "codec", module))
+    return part
+
+
 def trained_state(module: nn.Module) -> dict[str, Tensor]:
     """What a module's state dict holds beyond the frozen weights of pre-trained backbones, which come back by name.
 

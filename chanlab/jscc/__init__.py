@@ -42,6 +42,7 @@ _HOMES = {
     "Equalised": "channels",
     "GDN": "gdn",
     "Grid": "realisations",
+    "ImageDataModule": "images",
     "JSCCModule": "module",
     "MIMO": "mimo",
     "ModelRealisations": "realisations",

@@ -102,6 +102,8 @@ class GatedBlock(nn.Module):
         kernel: Of the depthwise convolution, odd.
     """
 
+    compilable = True
+
     def __init__(self, width: int, kernel: int) -> None:
         super().__init__()
         self.spatial_in = nn.Linear(width, 2 * width)

@@ -89,11 +89,6 @@ class Codec(nn.Module):
         """The decoder's network alone: what was received, in its places in the latent, to padded images."""
         raise NotImplementedError
 
-    def compile_networks(self) -> None:
-        """Compiles `analysis` and `synthesis` with `torch.compile`, for images of the size that comes first."""
-        for name in ("analysis", "synthesis"):
-            setattr(self, name, torch.compile(getattr(self, name), dynamic=False))
-
     def grid(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
         """Height and width of the latent of an image (channels, height, width)."""
         return -(-image_shape[1] // self.stride), -(-image_shape[2] // self.stride)

@@ -33,8 +33,8 @@ class JSCCModule(LightningModule):
     the steps of the whole run. In evaluation an image's channel depends on (seed, image id) alone.
 
     Logged for `val` and `test`: `psnr` (mean of per-image dB, over all SNRs and ratios); `psnr_{snr}db` for each SNR,
-    with `_at_{ratio}` behind it where there are several ratios; `uses`, channel uses of an image over its source values,
-    side information and pilots included.
+    with `_at_{ratio}` behind it where there are several ratios; `uses`, channel uses of an image over its source
+    values, side information and pilots included.
 
     Args:
         codec: The codec.
@@ -49,8 +49,8 @@ class JSCCModule(LightningModule):
         lr: Highest learning rate.
         weight_decay: Of AdamW, on matrices only (not on biases and normalisations).
         warmup: Fraction of the steps over which the learning rate rises.
-        compile: Compiles the codec's networks with `torch.compile` for training: a minute at the start, then faster on
-            a GPU.
+        compile: Compiles those parts of the codec that are marked `compilable` with `torch.compile` for training: some
+            seconds at the start, then faster on a GPU.
         seed: Of the channels of evaluation.
     """
 
@@ -112,9 +112,17 @@ class JSCCModule(LightningModule):
         return self.codec.decode(received, shape), received.uses(sent)
 
     def setup(self, stage: str) -> None:
-        """Compiles the networks for training, if that is asked."""
+        """Compiles the codec's blocks for training, if that is asked.
+
+        Raises:
+            UsageError: The codec has no blocks that compiling makes faster.
+        """
         if stage == "fit" and self.compiled:
-            self.codec.compile_networks()
+            parts = [part for part in self.codec.modules() if getattr(part, "compilable", False)]
+            if not parts:
+                raise UsageError(f"{type(self.codec).__name__} has no parts to compile: set compile to false")
+            for part in parts:
+                part.compile()
 
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
         """Loss of one batch of images."""
@@ -149,7 +157,9 @@ class JSCCModule(LightningModule):
             `[condition]`, and channel `uses` and `psnr` [dB], `[batch, condition]`.
         """
         images, ids = batch["image"], batch["id"]
-        received, uses = zip(*(self.transmit(images, ids, snr, ratio) for ratio, snr in self._conditions()), strict=True)
+        received, uses = zip(
+            *(self.transmit(images, ids, snr, ratio) for ratio, snr in self._conditions()), strict=True
+        )
         return {
             "image": torch.stack(received, 1),
             "id": ids,
