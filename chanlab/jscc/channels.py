@@ -57,6 +57,11 @@ class SymbolChannel(nn.Module, ABC):
         Raises:
             UsageError: If shapes don't fit, or (in evaluation) an image is sent with more power than allowed.
         """
+        symbols = sent if isinstance(sent, Tensor) else sent.symbols
+        with torch.autocast(symbols.device.type, enabled=False):
+            return self._forward(sent, snr_db, generator)
+
+    def _forward(self, sent: Transmission | Tensor, snr_db: Tensor | float, generator: Randomness) -> Received:
         if isinstance(sent, Tensor):
             sent = Transmission.of(sent)
             order = None
@@ -121,7 +126,7 @@ class SymbolChannel(nn.Module, ABC):
         return low
 
     def _check_power(self, sent: Transmission) -> None:
-        power = sent.power
+        power = sent.power.detach()
         if self.convention.power_over == "batch":
             power = power.mean(0, keepdim=True)
         most = float(power.max())

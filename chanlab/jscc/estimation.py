@@ -55,8 +55,9 @@ def wiener_estimate(
     weight = values_f[:, None] / joint
     estimate = (cross @ vectors_t)[:, None] @ (a * weight[:, None]) @ vectors_f.mT[:, None]
     shares_t, shares_f = (cross @ vectors_t).abs().square(), vectors_f.abs().square()
-    known = shares_t @ (values_f[:, None] * weight) @ shares_f.mT
-    error = power[:, None, None] * (1 - known).clamp(min=1e-6)
+    # A difference of numbers near 1, in double precision whatever the precision of matrix products is set to.
+    known = shares_t.double() @ (values_f[:, None] * weight).double() @ shares_f.mT.double()
+    error = power[:, None, None] * (1 - known).float().clamp(min=1e-6)
     return estimate * turn * power.sqrt()[:, None, None, None], error
 
 
