@@ -6,11 +6,13 @@ from fractions import Fraction
 
 import pytest
 import torch
+from contract_checks import check_codec
 
 from chanlab.errors import UsageError
 from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC
 from chanlab.jscc.adjscc import AttentionFeature
 from chanlab.jscc.channels import AWGN
+from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.gdn import GDN
 
 
@@ -227,3 +229,9 @@ def test_mistakes_are_told():
         AdaptiveJSCC(0)
     with pytest.raises(UsageError, match="odd"):
         DeepJSCC(kernels=(4, 5, 5, 5, 5))
+
+
+@codecs
+@pytest.mark.parametrize("channel", [AWGN(), Rayleigh(), Rayleigh(coherence=1)], ids=["awgn", "slow", "fast"])
+def test_the_contract(name, channel):
+    check_codec(small(name), channel)
