@@ -2,8 +2,9 @@
 
 Pairs of equal parameters, both at k/n = 1/6, measured in turns in one run:
 - `kaira`: its `Bourtsoulatze2019DeepJSCC` encoder and decoder (0.16 M parameters), as they are, in float32, eagerly;
-  beside `AdaptiveJSCC` with fewer and narrower blocks. Of the package `pykaira` only that class is imported (the whole needs
-  torchvision and compressai): install it with `pip install --no-deps pykaira==0.2.1`, or give its folder by --kaira.
+  beside `AdaptiveJSCC` with fewer and narrower blocks. Of the package `pykaira` that class alone is imported (all of it
+  needs torchvision and compressai): install it with `pip install --no-deps pykaira==0.2.1`, or give its folder by
+  --kaira.
 - `plain`: `DeepJSCC` of this library with GDN and as many filters as it takes, in float32, eagerly; beside
   `AdaptiveJSCC` as shipped.
 
