@@ -6,10 +6,11 @@ from fractions import Fraction
 
 import pytest
 import torch
-from contract_checks import check_codec
+from contract_checks import check_codec, smooth_images
 
 from chanlab.errors import UsageError
 from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC
+from chanlab.jscc.adaptive import linear_start
 from chanlab.jscc.adjscc import AttentionFeature
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.fading import Rayleigh
@@ -23,8 +24,10 @@ def small(name, ratio=Fraction(1, 6)):
     if name == "adjscc":
         return ADJSCC(ratio, filters=16).eval()
     codec = AdaptiveJSCC(ratio, widths=(8, 12), depths=(1, 1), conditioning=8).eval()
-    torch.nn.init.normal_(codec.encoder.trunk.modulate.weight, std=0.5)  # as if it had learnt its conditions
-    torch.nn.init.normal_(codec.decoder.trunk.modulate.weight, std=0.5)
+    for layer in (codec.encoder.trunk.modulate, codec.decoder.trunk.modulate, codec.encoder.gain):
+        torch.nn.init.normal_(layer.weight, std=0.5)  # as if it had learnt its conditions
+    for head in (codec.encoder.head, codec.decoder.head):
+        torch.nn.init.normal_(head.weight, std=0.1)
     return codec
 
 
@@ -146,7 +149,8 @@ def test_adaptive_codecs_are_told_the_snr_per_image(name):
 
 def test_a_lower_rate_is_a_prefix():
     codec = small("adaptive")
-    torch.nn.init.zeros_(codec.encoder.trunk.modulate.weight)  # of one latent, whatever the conditions
+    for layer in (codec.encoder.trunk.modulate, codec.encoder.gain):
+        torch.nn.init.zeros_(layer.weight)  # of one latent, whatever the conditions
     images, snr = torch.rand(2, 3, 40, 48), torch.tensor([5.0, 10.0])
     full = codec.encode(images, snr, Fraction(1, 6)).symbols
     for ratio in (Fraction(1, 12), Fraction(1, 24), 0.11):
@@ -235,3 +239,41 @@ def test_mistakes_are_told():
 @pytest.mark.parametrize("channel", [AWGN(), Rayleigh(), Rayleigh(coherence=1)], ids=["awgn", "slow", "fast"])
 def test_the_contract(name, channel):
     check_codec(small(name), channel)
+
+
+def test_the_linear_path_starts_as_analogue_transmission():
+    """An orthogonal transform with gains, inverted by the decoder; the strongest coefficients first, at unit power."""
+    encoder, decoder = linear_start(64)
+    torch.testing.assert_close(encoder @ decoder, torch.eye(64), rtol=0, atol=1e-4)
+    rows = encoder / encoder.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(rows @ rows.T, torch.eye(64), rtol=0, atol=1e-5)
+    flat = torch.full((192,), 0.5)
+    latent = encoder @ flat
+    assert latent.abs().argmax() == 0  # mean luminance is the first in-phase value
+    assert latent[1:].abs().max() < 1e-5
+    gains = encoder.norm(dim=1)
+    assert gains[0] == gains.min()  # gains fall with variance, power rises with it
+    images = smooth_images(8, (3, 64, 64))
+    codec = AdaptiveJSCC(widths=(8, 12), depths=(1, 1)).eval()
+    snr = torch.full((8,), 40.0)
+    received = codec.decode(through(codec.encode(images, snr), snr), (3, 64, 64))
+    # But for the scale, which the networks must learn to tell, most of the image is there.
+    x, y = (images - 0.5).flatten(1), (received - 0.5).flatten(1)
+    scale = (x * y).sum(1, keepdim=True) / y.square().sum(1, keepdim=True)
+    assert (-10 * (scale * y - x).square().mean(1).log10() > 20).all()
+    assert not linear_start(400)[0][192:200].any()
+
+
+def test_gains_of_the_linear_path_are_those_of_least_distortion():
+    """σ^(-1/2): least mean square error of linear receivers at a given power, against gains a little off."""
+    encoder, _ = linear_start(192)
+    gain = encoder.norm(dim=1)
+    deviation = gain**-2 / (gain**-2 * gain).square().mean().sqrt()
+
+    def distortion(g):
+        g = g / (g * deviation).square().mean().sqrt()
+        return (deviation**2 / (1 + (g * deviation) ** 2 * 1e4)).sum()
+
+    best = distortion(gain)
+    for power in (-0.2, 0.2):
+        assert distortion(gain * deviation**power) > best
