@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -70,8 +71,16 @@ def arms(args: argparse.Namespace) -> list[Arm]:
             system = "adaptive" if group == "specialists" else "deepjscc"
             found += [Arm(system, ratio, snr) for ratio in args.ratios for snr in args.snrs]
         else:
-            raise UsageError(f"--arms are {', '.join(GROUPS)}, not {group}.")
-    return found
+            found.append(named(group))
+    return list(dict.fromkeys(found))
+
+
+def named(name: str) -> Arm:
+    """A single run by its name."""
+    match = re.fullmatch(r"(adaptive|adjscc|deepjscc)_(\d+)_(\d+)(?:_(-?[\d.]+)dB)?", name)
+    if match is None or (match[1] == "adjscc") == (match[4] is not None):
+        raise UsageError(f"--arms are {', '.join(GROUPS)} or single runs such as deepjscc_1_6_10dB, not {name}.")
+    return Arm(match[1], Fraction(int(match[2]), int(match[3])), None if match[4] is None else float(match[4]))
 
 
 def build(arm: Arm, args: argparse.Namespace) -> Codec:

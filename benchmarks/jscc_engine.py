@@ -51,9 +51,10 @@ class Engine:
         arm: The first run; others must have its `architecture`.
         data: Training photographs.
         args: The command line.
+        train: Make ready to train; otherwise only to evaluate.
     """
 
-    def __init__(self, arm: Arm, data: ImageDataModule, args: argparse.Namespace) -> None:
+    def __init__(self, arm: Arm, data: ImageDataModule, args: argparse.Namespace, train: bool = True) -> None:
         self.args = args
         self.device = torch.device(args.device)
         self.cuda = self.device.type == "cuda"
@@ -78,7 +79,9 @@ class Engine:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.tables: dict[tuple[Fraction, ...], Tensor] = {}
         self.drawn = 0
-        self.prepare(arm)
+        self.warm_up = self.seconds_per_step = 0.0
+        if train:
+            self.prepare(arm)
 
     def prepare(self, arm: Arm) -> None:
         """Compiles and captures a step, then measures how long it takes (`seconds_per_step`)."""

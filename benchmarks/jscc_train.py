@@ -6,7 +6,8 @@ many parameters as ours. All have the same loss, batches, crops, schedule and st
 
 Below --out: weights/*.safetensors; runs/*.json, each with its loss and its PSNR on crops (96x96) and photographs
 (512x768) of the test split; results.json, whose intervals come from a bootstrap over photographs; psnr.png. Runs whose
-weights are there are not trained again, and those evaluated not evaluated again, when the command is given again.
+weights are there are not trained again, and those evaluated not evaluated again, when the command is given again; the
+rest then has as many steps as they had.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--images", type=Path, required=True, help="folder of photographs, split by source")
-    parser.add_argument("--arms", nargs="+", default=list(GROUPS), choices=GROUPS, help="default: all")
+    parser.add_argument("--arms", nargs="+", default=list(GROUPS), help="groups, or runs by name: deepjscc_1_6_10dB")
     parser.add_argument("--ratios", nargs="+", default=["1/6", "1/12"], help="k/n compared (default: 1/6 1/12)")
     parser.add_argument(
         "--train-ratios", nargs="+", default=["1/24", "1/12", "1/8", "1/6"], help="k/n that ours is trained on"
     )
     parser.add_argument("--snrs", nargs="+", type=float, default=[0.0, 5.0, 10.0, 15.0, 20.0], help="[dB]")
     parser.add_argument("--snr-range", nargs=2, type=float, default=[0.0, 20.0], help="in training [dB]")
-    parser.add_argument("--steps", type=int, help="of every run (default: 8000)")
+    parser.add_argument("--steps", type=int, help="of every run; default: as runs that are there, or 8000")
     parser.add_argument("--minutes", type=float, help="of training altogether, from which --steps follows")
     parser.add_argument("--total-minutes", type=float, default=1e9, help="no run is started that would end later")
     parser.add_argument("--batch", type=int, default=128, help="crops a step (default: 128)")
@@ -85,7 +86,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(given)
     if args.minutes and args.steps:
         raise UsageError("--minutes and --steps are two budgets: give one.")
-    args.steps = None if args.minutes else args.steps or 8000
     for name in ("ratios", "train_ratios"):
         setattr(args, name, [as_ratio(r) for r in getattr(args, name)])
     if max(args.ratios) > max(args.train_ratios):
@@ -133,6 +133,17 @@ class Shelf:
         """What is known of a run, empty if nothing."""
         path = self.folder / "runs" / f"{arm.name}.json"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+    def steps(self, arms: Sequence[Arm]) -> int | None:
+        """Steps of runs that are there already, which others must have too; None if there are none.
+
+        Raises:
+            UsageError: If they differ.
+        """
+        found = {known["trained"]["steps"] for arm in arms if (known := self.read(arm))}
+        if len(found) > 1:
+            raise UsageError(f"runs in {self.folder} have {sorted(found)} steps: compare those that are equal.")
+        return found.pop() if found else None
 
     def write(self, arm: Arm, known: dict[str, Any]) -> None:
         """Keeps what is known of a run."""
@@ -188,16 +199,24 @@ def main(given: Sequence[str] | None = None) -> None:
                 f"{', compiled' if made.parts else ''}{', one graph' if made.graph is not None else ''}",
                 flush=True,
             )
+    known = shelf.steps(runs)
+    if args.steps is not None and known not in (None, args.steps):
+        raise UsageError(f"runs in {args.out} have {known} steps, not {args.steps}: give another --out.")
     per_step = sum(engines[arm.architecture].seconds_per_step for arm in todo if arm.architecture in engines)
-    steps = args.steps or max(100, int(60 * args.minutes / max(per_step, 1e-9)) // 100 * 100)
+    steps = known or args.steps or 8000
+    if known is None and args.minutes:
+        steps = max(100, int(60 * args.minutes / max(per_step, 1e-9)) // 100 * 100)
     if todo and not args.evaluate:
         print(f"{len(todo)} runs of {steps} steps: {steps * per_step / 60:.1f} minutes of training", flush=True)
     if args.check:
         return
     slowest = 0.0
     for arm in runs:
+        if arm not in todo and "psnr" in shelf.read(arm):
+            results[arm] = shelf.read(arm)
+            continue
         if arm.architecture not in engines:
-            engines[arm.architecture] = Engine(arm, data["train"], args)
+            engines[arm.architecture] = Engine(arm, data["train"], args, train=False)
         engine = engines[arm.architecture]
         expected = steps * engine.seconds_per_step + slowest if arm in todo else slowest
         if time.perf_counter() - begin + expected > 60 * args.total_minutes:
