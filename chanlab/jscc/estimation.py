@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -45,8 +46,8 @@ def wiener_estimate(
     centred, turn = _centre(pilots, pilot_times, num_symbols)
     z = centred / power.sqrt()[:, None, None, None]
     times = tuple(pilot_times.tolist())
-    delay = tuple(x.to(z.device) for x in _delay_statistics(z.shape[-1]))
-    doppler = tuple(x.to(z.device) for x in _doppler_statistics(times, num_symbols))
+    delay = _delay_statistics(z.shape[-1], z.device)
+    doppler = _doppler_statistics(times, num_symbols, z.device)
     i, j = _most_likely(z, ratio, delay, doppler)
     values_f, vectors_f = delay[0][i], delay[1][i]  # [batch, a], [batch, subcarrier, a]
     values_t, vectors_t, cross = (x[j] for x in doppler)
@@ -75,7 +76,8 @@ def _centre(pilots: Tensor, times: Tensor, num_symbols: int) -> tuple[Tensor, Te
     return pilots * turn[:, :, times].conj(), turn
 
 
-Statistics = tuple[Tensor, ...]
+Statistics: TypeAlias = tuple[Tensor, ...]
+"""Eigenvalues and eigenvectors of a family of correlations, and what goes with them; the family first."""
 
 
 def _most_likely(z: Tensor, ratio: Tensor, delay: Statistics, doppler: Statistics) -> tuple[Tensor, Tensor]:
@@ -107,7 +109,7 @@ def _cost(rotated: Tensor, variance: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _delay_statistics(num_subcarriers: int) -> tuple[Tensor, Tensor]:
+def _delay_statistics(num_subcarriers: int, device: torch.device) -> Statistics:
     """Eigenvalues `[profile, a]` and -vectors `[profile, subcarrier, a]` of the correlation over frequency."""
     place = torch.arange(num_subcarriers, dtype=torch.float64)
     distance = place[:, None] - place
@@ -119,14 +121,15 @@ def _delay_statistics(num_subcarriers: int) -> tuple[Tensor, Tensor]:
         for s in spreads
     ]
     values, vectors = torch.linalg.eigh(torch.stack(uniform + exponential))
-    return values.clamp(min=0).float(), vectors.to(torch.complex64)
+    return values.clamp(min=0).float().to(device), vectors.to(device, torch.complex64)
 
 
 @functools.lru_cache(maxsize=32)
-def _doppler_statistics(pilot_times: tuple[int, ...], num_symbols: int) -> tuple[Tensor, Tensor, Tensor]:
+def _doppler_statistics(pilot_times: tuple[int, ...], num_symbols: int, device: torch.device) -> Statistics:
     """Eigenvalues and -vectors of the correlation of pilots over time, and their correlation with all symbols."""
     place = torch.arange(num_symbols, dtype=torch.float64)
     distance = place[:, None] - place[list(pilot_times)]
     cross = torch.stack([torch.sinc(2 * distance * width) for width in DOPPLERS]).to(torch.complex128)
     values, vectors = torch.linalg.eigh(cross[:, list(pilot_times)])
-    return values.clamp(min=0).float(), vectors.to(torch.complex64), cross.to(torch.complex64)
+    values = values.clamp(min=0).float()
+    return values.to(device), vectors.to(device, torch.complex64), cross.to(device, torch.complex64)

@@ -158,8 +158,12 @@ def check_budget(channel):
     side_bits = torch.tensor([0.0, 32.0])
     sent = Transmission.of(random_symbols(2, k, convention=channel.convention), side_bits=side_bits)
     received = channel(sent, torch.tensor([3.0, 10.0]), image_keys(2))
-    side = torch.tensor([0.0, math.ceil(32 / math.log2(1 + 10**0.7))])
-    assert received.uses(sent).tolist() == [channel.uses(k) + s for s in side.tolist()]
+    side = [0, math.ceil(32 / math.log2(1 + 10 ** ((7.0 + channel.convention.offset_db) / 10)))]
+    assert received.uses.tolist() == [channel.uses(k + s) for s in side]
+    for ratio in (1 / 12, 1 / 6):
+        left = channel.encoder_ratio((3, 32, 32), ratio)
+        symbols = channel_uses((3, 32, 32), left)
+        assert channel.uses(symbols) <= channel_uses((3, 32, 32), ratio, channel.convention) < channel.uses(symbols + 1)
 
 
 def check_images_do_not_meet(channel, k):

@@ -110,6 +110,13 @@ def test_a_block_counts_its_pilots():
     assert [mimo.uses(s) for s in (1, 2, 16, 17)] == [3, 3, 10, 13]
 
 
+def test_data_of_a_block_share_its_gain():
+    snr = Rayleigh(20, "lmmse", 2)(random_symbols(8, 54), 10.0, image_keys(8)).symbol_snr_db
+    blocks = snr.view(8, 3, 18)
+    torch.testing.assert_close(blocks, blocks[..., :1].expand_as(blocks))
+    assert (blocks[:, 1, 0] != blocks[:, 0, 0]).all()
+
+
 def test_more_pilots_estimate_better():
     x = random_symbols(200, 300)
     errors = []

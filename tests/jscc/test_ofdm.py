@@ -308,3 +308,77 @@ def test_a_moving_channel_is_not_block_fading(clarke):
 def test_grid_can_be_a_key():
     assert Grid(24, 16, 30e3, 1 / 28e3) == replace(GRID)
     assert len({GRID, replace(GRID), replace(GRID, num_symbols=8)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"class_path": "chanlab.jscc.AWGN", "init_args": {"convention": "real"}}, "AWGN"),
+        ({"class_path": "chanlab.jscc.Rayleigh", "init_args": {"coherence": 64, "csi": "lmmse"}}, "Rayleigh"),
+        ({"class_path": "chanlab.jscc.MIMO", "init_args": {"num_tx": 4, "detection": "svd"}}, "MIMO"),
+        (
+            {
+                "class_path": "chanlab.jscc.OFDMLink",
+                "init_args": {
+                    "realisations": {
+                        "class_path": "chanlab.jscc.ModelRealisations",
+                        "init_args": {
+                            "model": {
+                                "class_path": "chanlab.channels.CDL",
+                                "init_args": {
+                                    "model": "C",
+                                    "delay_spread": 3e-7,
+                                    "speed": 10.0,
+                                    "carrier": 3.5e9,
+                                    "bs_array": {"num_rows": 1},
+                                    "ut_array": {"num_rows": 1},
+                                },
+                            }
+                        },
+                    },
+                    "num_subcarriers": 48,
+                },
+            },
+            "OFDMLink",
+        ),
+        (
+            {
+                "class_path": "chanlab.jscc.OFDMLink",
+                "init_args": {
+                    "realisations": {
+                        "class_path": "chanlab.jscc.SourceRealisations",
+                        "init_args": {"source": "two_ray", "samples": 10},
+                    }
+                },
+            },
+            "OFDMLink",
+        ),
+        (
+            {
+                "class_path": "chanlab.jscc.OFDMLink",
+                "init_args": {
+                    "realisations": {
+                        "class_path": "chanlab.jscc.StoreRealisations",
+                        "init_args": {"store": "PATH", "split": "test"},
+                    }
+                },
+            },
+            "OFDMLink",
+        ),
+    ],
+    ids=["awgn", "rayleigh", "mimo", "model", "source", "store"],
+)
+def test_channels_are_read_from_recipes(config, expected, path_store):
+    from jsonargparse import ArgumentParser
+
+    from chanlab.jscc import SymbolChannel
+
+    realisations = config["init_args"].get("realisations", {})
+    if "store" in realisations.get("init_args", {}):
+        realisations["init_args"]["store"] = str(path_store.path)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(SymbolChannel, "channel")
+    channel = parser.instantiate(parser.parse_object({"channel": config})).channel
+    assert type(channel).__name__ == expected
+    received = channel.eval()(random_symbols(2, 300), 10.0, image_keys(2))
+    assert received.symbols.isfinite().all()
