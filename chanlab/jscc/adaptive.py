@@ -25,9 +25,9 @@ class AdaptiveJSCC(Codec):
     grid of 8 x 8. Convolutions, not attention windows: they take any image size without a mask, run as a few matrix
     products on channels-last memory, and a block's cost per parameter is that of a dense layer.
 
-    - A linear path stands beside the networks: blocks of 8 x 8 pixels to latents and back, weighted by SNR and ratio.
-      It starts as analogue transmission of DCT coefficients (`linear_start`), the networks at zero: training begins
-      with a codec that works.
+    - A linear path, blocks of 8 x 8 pixels to latents and back, stands beside the networks, which weigh its latents and
+      add to them. It starts as analogue transmission of DCT coefficients (`linear_start`), they start at zero: training
+      begins with a codec that works, and learns where to spend power.
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
       decoder is told the mean SNR after equalisation.
     - Latent channels are ordered: the network has seen prefixes of all lengths, so that a lower bandwidth ratio is a
@@ -52,9 +52,9 @@ class AdaptiveJSCC(Codec):
         conditioning: int = 32,
     ) -> None:
         super().__init__(max_ratio, stride=8)
-        if len(widths) != 2 or len(depths) != 2 or kernel % 2 == 0:
+        if len(widths) != 2 or len(depths) != 2 or min(depths) < 1 or kernel % 2 == 0:
             raise UsageError(
-                f"widths and depths are two numbers, and the kernel is odd: not {widths}, {depths}, {kernel}."
+                f"widths and depths are two numbers each, and the kernel is odd: not {widths}, {depths}, {kernel}."
             )
         self.encoder = _Encoder(2 * self.pairs, widths, depths, kernel, conditioning)
         self.decoder = _Decoder(3 * self.pairs, widths, depths, kernel, conditioning)
@@ -162,7 +162,7 @@ class _Encoder(nn.Module):
         self.stem = nn.Linear(48, fine)
         self.trunk = _Trunk([fine] * depths[0] + [coarse] * depths[1], kernel, conditioning)
         self.down = nn.Linear(4 * fine, coarse)
-        self.head = _zero(nn.Linear(coarse, channels))
+        self.head = _zero(nn.Linear(coarse, 2 * channels))
         self.linear = nn.Linear(192, channels)
         self.gain = _zero(nn.Linear(conditioning, channels))
         with torch.no_grad():
@@ -179,7 +179,8 @@ class _Encoder(nn.Module):
             if i == self.depth:
                 x = self.down(_to_patches(x, 2))
             x = block(x, modulations[i])
-        latent: Tensor = linear + self.head(_normalise(x))
+        weight, added = self.head(_normalise(x)).chunk(2, -1)
+        latent: Tensor = linear * (1 + weight) + added
         return latent.permute(0, 3, 1, 2)
 
 
@@ -197,7 +198,9 @@ class _Decoder(nn.Module):
         self.up = nn.Linear(coarse, 4 * fine)
         self.head = _zero(nn.Conv2d(fine, 48, 3, padding=1))
         self.latents = channels // 3 * 2
+        self.weight = _zero(nn.Linear(coarse, self.latents))
         self.linear = nn.Linear(self.latents, 192)
+        self.refine = nn.Linear(48, fine)
         with torch.no_grad():
             self.linear.weight.copy_(linear_start(self.latents)[1])
             self.linear.bias.zero_()
@@ -205,14 +208,15 @@ class _Decoder(nn.Module):
     def forward(self, features: Tensor, conditions: Tensor) -> Tensor:
         modulations = self.trunk.modulations(self.trunk.embed(conditions))
         received = features.permute(0, 2, 3, 1)
-        linear = self.linear(received[..., : self.latents])
         x = self.stem(received)
         for i, block in enumerate(self.trunk.blocks):
             if i == self.depth:
-                x = _from_patches(self.up(x), 2)
+                linear = self.linear(received[..., : self.latents] * (1 + self.weight(_normalise(x))))
+                image = _from_patches(linear, 8)
+                x = _from_patches(self.up(x), 2) + self.refine(_to_patches(image, 4))
             x = block(x, modulations[i])
         x = self.head(_normalise(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return (0.5 + 0.5 * (_from_patches(x, 4) + _from_patches(linear, 8))).permute(0, 3, 1, 2)
+        return (0.5 + 0.5 * (image.float() + _from_patches(x, 4))).permute(0, 3, 1, 2)
 
 
 def _normalise(x: Tensor) -> Tensor:

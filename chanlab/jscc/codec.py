@@ -39,7 +39,7 @@ class Codec(nn.Module):
         stride: Pixels per latent position and dimension.
 
     Attributes:
-        convention: How power and channel uses are counted; that of the channel.
+        convention: Of the channel, whose power constraint symbols keep to.
     """
 
     convention: Convention = STANDARD
@@ -111,16 +111,16 @@ class Codec(nn.Module):
             UsageError: If a ratio is above `max_ratio`, or leaves no symbol.
         """
         shape = (images.shape[1], images.shape[2], images.shape[3])
-        most = channel_uses(shape, self.max_ratio, self.convention)
+        most = channel_uses(shape, self.max_ratio)
         if isinstance(ratio, Tensor):
             if ratio.shape != images.shape[:1] or ratio.dtype != torch.float64:
                 raise UsageError(
                     f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
                 )
             bits = torch.full_like(ratio, 0 if self.training else math.ceil(math.log2(most)), dtype=torch.float32)
-            uses = torch.floor(ratio * source_values(shape) + 1e-6).long() // self.convention.uses_per_symbol
-            return most, uses.clamp(max=most) - side_information_uses(bits, snr_db).long(), bits
-        width = channel_uses(shape, self.max_ratio if ratio is None else ratio, self.convention)
+            uses = torch.floor(ratio * source_values(shape) + 1e-6).long().clamp(max=most)
+            return most, uses - side_information_uses(bits, snr_db).long(), bits
+        width = channel_uses(shape, self.max_ratio if ratio is None else ratio)
         if width > most:
             raise UsageError(
                 f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."

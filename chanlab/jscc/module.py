@@ -42,7 +42,7 @@ class JSCCModule(LightningModule):
         snr_db: SNR per complex symbol in training [dB]: a number, or [low, high] to draw from uniformly.
         ratios: Bandwidth ratios in training, one of which is drawn for each image; None: the codec's highest.
         eval_snr_db: SNRs of evaluation [dB], each of which every image meets.
-        eval_ratios: Bandwidth ratios of evaluation; None: the codec's highest.
+        eval_ratios: Bandwidth ratios of evaluation, pilots included; None: the codec's highest, and pilots on top.
         loss: `psnr`: minus the mean over images of the PSNR, which weighs all SNRs, ratios and images alike; `mse`: the
             mean square error, as most papers have it, to which bad channels and textured images contribute most;
             `ms_ssim`: 1 - MS-SSIM.
@@ -106,10 +106,9 @@ class JSCCModule(LightningModule):
             Images `[batch, 3, height, width]` and channel uses `[batch]`.
         """
         sent = self.codec.encode(images, snr_db, ratio)
-        with torch.autocast(images.device.type, enabled=False):
-            received = self.channel(sent, snr_db, randomness)
+        received = self.channel(sent, snr_db, randomness)
         shape = (images.shape[1], images.shape[2], images.shape[3])
-        return self.codec.decode(received, shape), received.uses(sent)
+        return self.codec.decode(received, shape), received.uses
 
     def setup(self, stage: str) -> None:
         """Compiles the codec's blocks for training, if that is asked.
@@ -200,15 +199,22 @@ class JSCCModule(LightningModule):
             images: `[batch, 3, height, width]`, in [0, 1].
             ids: Int64 `[batch]`.
             snr_db: SNR per complex symbol [dB].
-            ratio: Channel uses over source values, pilots included; None: the codec's highest.
+            ratio: Channel uses over source values, pilots included; None: the codec's highest, and pilots on top.
 
         Returns:
             Images `[batch, 3, height, width]` and the channel uses that they took, `[batch]`.
         """
         snr = torch.full((len(images),), snr_db, device=images.device)
-        within = within_budget(self.channel, images, self.codec.max_ratio if ratio is None else ratio)
-        received: tuple[Tensor, Tensor] = self(images, snr, within, keys(ids, self.seed, "jscc"))
+        received: tuple[Tensor, Tensor] = self(images, snr, self._symbols(images, ratio), keys(ids, self.seed, "jscc"))
         return received
+
+    def _symbols(self, images: Tensor, ratio: Fraction | None) -> Fraction | None:
+        """What to ask the codec for, so that symbols and pilots together keep to a ratio; unchanged without pilots."""
+        if ratio is None:
+            return None
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        asked = self.channel.encoder_ratio(shape, ratio)
+        return ratio if channel_uses(shape, asked) == channel_uses(shape, ratio) else asked
 
     def _evaluate(self, batch: Mapping[str, Tensor]) -> None:
         images = batch["image"]
@@ -231,18 +237,6 @@ class JSCCModule(LightningModule):
             self.log(f"{split}/psnr", torch.stack(values).mean(), prog_bar=True)
             self.log(f"{split}/uses", self.uses.compute())
         self.uses.reset()
-
-
-def within_budget(channel: SymbolChannel, images: Tensor, ratio: Fraction) -> Fraction:
-    """The ratio of symbols to source values that, with the channel's pilots, takes `ratio` in channel uses.
-
-    Equal to `ratio` where each symbol is a channel use; smaller where pilots are sent, larger where antennas carry
-    several symbols at once.
-    """
-    shape = (images.shape[1], images.shape[2], images.shape[3])
-    budget = channel_uses(shape, ratio, channel.convention)
-    symbols = channel.symbols_within(budget)
-    return ratio if symbols == budget else Fraction(symbols * channel.convention.uses_per_symbol, images[0].numel())
 
 
 def psnr_db(received: Tensor, images: Tensor) -> Tensor:
