@@ -236,8 +236,8 @@ def clock(run: Callable[[], Any], repeats: int, device: torch.device) -> float:
 
 def precision(args: argparse.Namespace) -> list[Record]:
     """PSNR of the shipped weights in float32 and in bfloat16, on test photographs."""
-    from chanlab.csi import load_weights
     from chanlab.jscc.images import ImageDataModule
+    from chanlab.weights import load_weights
 
     codec = AdaptiveJSCC(RATIO)
     load_weights(codec, args.weights)

@@ -180,7 +180,7 @@ class Engine:
         torch.manual_seed(self.args.seed)
         fresh = build(arm, self.args)
         if self.args.init is not None and (start := self.args.init / f"{arm.name}.safetensors").is_file():
-            from chanlab.csi import load_weights
+            from chanlab.weights import load_weights
 
             load_weights(fresh, start)
             print(f"{arm.name}: starts from {start}", flush=True)

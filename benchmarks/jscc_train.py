@@ -27,11 +27,11 @@ from jscc_arms import GROUPS, Arm, arms
 from jscc_engine import Engine, Trained
 from jscc_table import SIZES, comparisons, plot, psnr_records, psnr_table
 
-from chanlab.csi import load_weights, save_weights
 from chanlab.errors import ChanlabError, UsageError
 from chanlab.jscc.codec import as_ratio
 from chanlab.jscc.images import ImageDataModule
 from chanlab.records import save_records
+from chanlab.weights import load_weights, save_weights
 
 EXAMPLES = """examples:
   python benchmarks/jscc_train.py --images photos --steps 50 --batch 4 --widths 16 24 --arms ours adjscc     (on a CPU)

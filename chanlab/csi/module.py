@@ -12,11 +12,11 @@ from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from chanlab.csi.backbone import check_origins, reloadable
 from chanlab.csi.predictor import is_trainable
 from chanlab.errors import UsageError
 from chanlab.metrics import NMSE, SGCS, NMSEByStep, nmse_terms, to_db
 from chanlab.schedule import warmup_cosine
+from chanlab.weights import check_origins, reloadable
 
 if TYPE_CHECKING:
     from chanlab.data.windows import CSIBatch

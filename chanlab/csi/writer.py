@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 import chanlab
-from chanlab.csi.weights import learner, save_weights
 from chanlab.errors import ChanlabError, UsageError
+from chanlab.weights import learner, save_weights
 
 FORMAT = "chanlab predictions"
 SCHEMA_VERSION = 1

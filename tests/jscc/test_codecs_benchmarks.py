@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from chanlab.csi import load_weights
 from chanlab.errors import UsageError
 from chanlab.jscc import AdaptiveJSCC, DeepJSCC, JSCCModule
 from chanlab.jscc.images import ImageDataModule
 from chanlab.records import load_records, select
+from chanlab.weights import load_weights
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import jscc

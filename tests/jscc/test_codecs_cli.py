@@ -13,12 +13,12 @@ from PIL import Image
 
 from chanlab.cli.lightning import main as learn
 from chanlab.cli.main import main
-from chanlab.csi import save_weights
 from chanlab.errors import UsageError
 from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC, JSCCModule, load_codec
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.module import parameter_groups, reconstruction_loss
+from chanlab.weights import save_weights
 
 RECIPES = Path(__file__).parents[2] / "models" / "jscc"
 SMALL = {
