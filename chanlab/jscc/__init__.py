@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from chanlab.jscc.adaptive import AdaptiveJSCC
     from chanlab.jscc.adjscc import ADJSCC
     from chanlab.jscc.channels import AWGN, Equalised, SymbolChannel
+    from chanlab.jscc.classifier import ImageClassifier
     from chanlab.jscc.codec import Codec
     from chanlab.jscc.contract import (
         STANDARD,
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from chanlab.jscc.deepjscc import DeepJSCC
     from chanlab.jscc.fading import Rayleigh, Rician
     from chanlab.jscc.gdn import GDN
+    from chanlab.jscc.image_files import open_images, open_pictures
     from chanlab.jscc.image_writer import ReceivedImageWriter
+    from chanlab.jscc.images import ImageBatch, ImageDataModule
     from chanlab.jscc.mimo import MIMO
     from chanlab.jscc.module import JSCCModule, load_codec
     from chanlab.jscc.ofdm import OFDMLink
@@ -42,6 +45,8 @@ _HOMES = {
     "Equalised": "channels",
     "GDN": "gdn",
     "Grid": "realisations",
+    "ImageBatch": "images",
+    "ImageClassifier": "classifier",
     "ImageDataModule": "images",
     "JSCCModule": "module",
     "MIMO": "mimo",
@@ -62,6 +67,8 @@ _HOMES = {
     "find_convention": "contract",
     "load_codec": "module",
     "normalise_power": "contract",
+    "open_images": "image_files",
+    "open_pictures": "image_files",
     "pair_iq": "contract",
     "side_information_uses": "contract",
     "split_iq": "contract",
@@ -79,6 +86,9 @@ __all__ = [
     "DeepJSCC",
     "Equalised",
     "Grid",
+    "ImageBatch",
+    "ImageClassifier",
+    "ImageDataModule",
     "JSCCModule",
     "ModelRealisations",
     "OFDMLink",
@@ -96,6 +106,8 @@ __all__ = [
     "find_convention",
     "load_codec",
     "normalise_power",
+    "open_images",
+    "open_pictures",
     "pair_iq",
     "side_information_uses",
     "split_iq",
