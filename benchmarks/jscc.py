@@ -36,7 +36,7 @@ from chanlab.errors import ChanlabError, UsageError
 from chanlab.jscc import AdaptiveJSCC, DeepJSCC, JSCCModule
 from chanlab.jscc.codec import Codec
 from chanlab.jscc.contract import Received
-from chanlab.jscc.module import psnr_db
+from chanlab.metrics import psnr
 from chanlab.records import Record, record, save_records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -250,7 +250,7 @@ def precision(args: argparse.Namespace) -> list[Record]:
             for low, values in found.items():
                 with torch.no_grad(), torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=low):
                     received, _ = module.transmit(batch["image"], batch["id"], snr, RATIO)
-                values.append(psnr_db(received, batch["image"]).cpu())
+                values.append(psnr(received, batch["image"], "none").float().cpu())
         whole, low = (torch.cat(found[key]) for key in (False, True))
         condition = {"snr_db": snr, "ratio": str(RATIO), "size": "x".join(map(str, args.size)), "precision": "bf16"}
         made.append(

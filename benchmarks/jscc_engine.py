@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from chanlab.jscc import JSCCModule
 from chanlab.jscc.images import ImageDataModule, Request
-from chanlab.jscc.module import parameter_groups, psnr_db, reconstruction_loss
+from chanlab.jscc.module import parameter_groups, reconstruction_loss
+from chanlab.metrics import psnr
 from chanlab.schedule import warmup_cosine
 
 WARM_UP_STEPS = 4
@@ -237,7 +238,7 @@ class Engine:
                 received, uses = self.module.transmit(batch["image"], batch["id"], snr, asked)
                 if (uses > float(ratio) * batch["image"][0].numel()).any():
                     raise RuntimeError(f"{arm.name} took more channel uses than k/n = {ratio} allows")
-                values[batch["id"].cpu()] = psnr_db(received, batch["image"]).cpu()
+                values[batch["id"].cpu()] = psnr(received, batch["image"], "none").float().cpu()
         return found
 
     def synchronise(self) -> float:

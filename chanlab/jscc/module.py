@@ -19,6 +19,7 @@ from chanlab.jscc.channels import AWGN, SymbolChannel
 from chanlab.jscc.codec import Codec, Ratio, as_ratio
 from chanlab.jscc.contract import channel_uses
 from chanlab.jscc.gdn import GDN
+from chanlab.metrics import ms_ssim, psnr
 from chanlab.schedule import warmup_cosine
 
 Loss = Literal["psnr", "mse", "ms_ssim"]
@@ -165,7 +166,7 @@ class JSCCModule(LightningModule):
             "snr_db": torch.tensor([snr for _, snr in self._conditions()]),
             "ratio": torch.tensor([float("nan") if ratio is None else float(ratio) for ratio, _ in self._conditions()]),
             "uses": torch.stack(uses, 1),
-            "psnr": torch.stack([psnr_db(image, images) for image in received], 1),
+            "psnr": torch.stack([psnr(image.float(), images, "none", validate=False) for image in received], 1),
         }
 
     def on_validation_epoch_end(self) -> None:
@@ -220,7 +221,7 @@ class JSCCModule(LightningModule):
         images = batch["image"]
         for ratio, snr in self._conditions():
             received, uses = self.transmit(images, batch["id"], snr, ratio)
-            self.means[_slot(ratio, snr)].update(psnr_db(received, images))  # type: ignore[operator]
+            self.means[_slot(ratio, snr)].update(psnr(received.float(), images, "none", validate=False))  # type: ignore[operator]
             self.uses.update(uses / images[0].numel())
 
     def _log(self, split: str) -> None:
@@ -239,11 +240,6 @@ class JSCCModule(LightningModule):
         self.uses.reset()
 
 
-def psnr_db(received: Tensor, images: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each image [dB], `[batch]`, for values in [0, 1]."""
-    return -10 * (received.float() - images.float()).square().mean((1, 2, 3)).log10()
-
-
 def reconstruction_loss(received: Tensor, images: Tensor, loss: Loss) -> Tensor:
     """What training minimises; see `JSCCModule`.
 
@@ -252,9 +248,7 @@ def reconstruction_loss(received: Tensor, images: Tensor, loss: Loss) -> Tensor:
     """
     received, images = received.float(), images.float()
     if loss == "ms_ssim":
-        from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as ms_ssim
-
-        return 1 - ms_ssim(received, images, data_range=1.0, normalize="relu")
+        return 1 - ms_ssim(received, images, validate=False)
     error = (received - images).square().mean((1, 2, 3))
     if loss == "psnr":
         return 10 * (error + LEAST_MSE).log10().mean()
