@@ -116,7 +116,7 @@ def evaluate(args: argparse.Namespace) -> list[dict[str, Any]]:
                 link = OFDMLink(realisations, args.subcarriers, args.spacing, args.pilot_period, csi)  # type: ignore[arg-type]
                 with torch.inference_mode():
                     error = (link.eval()(symbols, snr_db, keys).symbols - symbols).abs().square().mean(1)
-                effective[csi] = 10 * torch.log10(1 / error - 1)
+                effective[csi] = 10 * torch.log10(1 / error.clamp(max=0.999) - 1)
             for csi, system in ESTIMATES.items():
                 loss = effective["perfect"] - effective[csi]
                 records.append(

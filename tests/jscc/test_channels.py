@@ -128,6 +128,21 @@ def test_more_pilots_estimate_better():
     assert perfect < errors[-1] < 1.1 * perfect + 0.01
 
 
+@pytest.mark.parametrize("snr_db", [0.0, 10.0])
+@pytest.mark.parametrize("pilots", [1, 4])
+def test_the_error_of_an_estimate_in_closed_form(snr_db, pilots):
+    """Pilots of N0 / pilots per unit power leave e = N0 / pilots: mean SNR 1 / (1 + e) / (N0 + e / (1 + e))."""
+    out = Rayleigh(20, "lmmse", pilots)(random_symbols(500, 600), snr_db, image_keys(500))
+    n0 = 10 ** (-snr_db / 10)
+    e = n0 / pilots
+    assert math.isclose((1 / out.noise_variance).mean(), 1 / (1 + e) / (n0 + e / (1 + e)), rel_tol=0.03)
+    mimo = MIMO(1, 1, None, "mmse", 20, "lmmse", pilots)(random_symbols(500, 600), snr_db, image_keys(500))
+    assert math.isclose((1 / mimo.noise_variance).mean(), (1 / out.noise_variance).mean(), rel_tol=0.05)
+    # Two antennas share the power of each pilot; the stream leaves along the estimate, of mean energy 2 / (1 + e).
+    miso = MIMO(2, 1, 1, "svd", 20, "lmmse", 2 * pilots)(random_symbols(500, 600), snr_db, image_keys(500))
+    assert math.isclose((1 / miso.noise_variance).mean(), 2 * (1 / out.noise_variance).mean(), rel_tol=0.05)
+
+
 def test_mmse_is_the_best_scaling():
     """Of all real scalings of what arrives, the equaliser's has the least error, and its bias is what it tells."""
     x = random_symbols(400, 50)

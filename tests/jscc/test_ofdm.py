@@ -171,6 +171,25 @@ def test_starts_of_a_store_are_spread_and_repeatable(path_store):
     assert not torch.allclose(b[0], b[1], atol=1e-2)
 
 
+def test_starts_of_stored_taps_are_spread(tmp_path):
+    taps = StoreRealisations(cir_store(tmp_path / "taps", 2e-4, 30), "train", windows_per_sample=2)
+    a = taps.cfr([0, 1], GRID, CPU)
+    assert not torch.allclose(a[0], a[1], atol=1e-2)
+
+
+def test_a_source_has_channels_apart_for_training_and_test():
+    both = SourceRealisations(Clarke(), 16)
+    torch.testing.assert_close(SourceRealisations(Clarke(), 8, first=8).cfr([3], GRID, CPU), both.cfr([11], GRID, CPU))
+
+
+def test_a_fade_does_not_erase_one_part_of_an_image(clarke):
+    """In a flat channel that moves, neighbours on the grid fade together; neighbours of an image don't."""
+    snr = OFDMLink(clarke, 24, csi="perfect")(random_symbols(32, 1200), 10.0, image_keys(32)).symbol_snr_db
+    snr = snr - snr.mean(1, keepdim=True)
+    correlation = (snr[:, 1:] * snr[:, :-1]).mean(1) / snr.square().mean(1)
+    assert correlation.abs().mean() < 0.1
+
+
 def test_splits_of_a_store_are_apart(path_store):
     train, test = StoreRealisations(path_store, "train"), StoreRealisations(path_store, "test")
     assert train.count(GRID) + test.count(GRID) < 60
@@ -295,6 +314,18 @@ def test_none_leaves_the_phase_to_the_decoder(clarke):
     coherence = (raw * x.conj()).sum(1) / x.abs().square().sum(1)
     assert coherence.real.abs().max() > 0.3
     assert (coherence.imag.abs() > 0.3).any()
+
+
+def test_least_squares_tells_the_noise_of_its_pilots():
+    """Where nothing moves, interpolation misses nothing: pilots' noise and the data's own are all there is."""
+    still = SourceRealisations(Clarke(3.5e9, 32, [0.0, 0.0], 2e-7, duration=0.0), 256)
+    link = OFDMLink(still, 24, csi="ls").eval()
+    check_noise_is_told(link, 600)
+    received = link(random_symbols(64, 600), 10.0, image_keys(64))
+    # 1 + 1 at the OFDM symbols that hold a pilot's value, 1 + 5/8 and 1 + 1/2 where two are averaged: 1.8 on average.
+    perfect = OFDMLink(still, 24, csi="perfect").eval()(random_symbols(64, 600), 10.0, image_keys(64))
+    ratio = received.noise_variance.median(1).values / perfect.noise_variance.median(1).values
+    assert 1.5 < ratio.median() < 2.0
 
 
 def test_a_moving_channel_is_not_block_fading(clarke):

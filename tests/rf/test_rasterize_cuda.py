@@ -161,4 +161,4 @@ def test_operator_keeps_the_rules_of_torch():
     inputs = [x.requires_grad_() for x in on_gpu(scene(12, receivers=2, seed=37))]
     asked = (SPHERE.height, SPHERE.width, SPHERE.lowest, SPHERE.highest, SPHERE.start, 0.01, 0.003)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")  # atomics: not the same bits twice
-    torch.library.opcheck(torch.ops.chanlab.rasterize_sphere, (*inputs, *asked, True, 5000), test_utils=tests)
+    torch.library.opcheck(torch.ops.chanlab.rasterize_sphere, (*inputs, *asked, True, 5000, -1), test_utils=tests)

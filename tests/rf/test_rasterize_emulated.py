@@ -21,13 +21,13 @@ def emulated(tmp_path_factory):
     """The library of `sphere.cu` with launches turned into calls of the emulation."""
     folder = tmp_path_factory.mktemp("emulation")
     text = (build.KERNELS / "sphere.cu").read_text(encoding="utf-8")
-    text = re.sub(r"#include <(cub|thrust)/.*>", "", text)
     text, count = LAUNCH.subn(r"emulation::launch(\2, \3, [](auto... a) { \1(a...); }, ", text)
     assert count == text.count("emulation::launch") >= 5
     assert "<<<" not in text
     source, library = folder / "sphere.cpp", folder / "sphere.so"
     source.write_text(f'#include "{Path(__file__).with_name("cuda_on_cpu.h")}"\n{text}')
-    command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{build.KERNELS}", source, "-o"]
+    command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{build.KERNELS}"]
+    command += ["-DSPHERE_BLOCK=64", "-DSPHERE_CHUNK=64", source, "-o"]  # lists of three chunks in scenes of 300
     done = subprocess.run([*map(str, command), str(library)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(library))
@@ -44,7 +44,7 @@ def cuda(emulated, monkeypatch):
         size = (panorama.height, panorama.width)
         blur = 0.3 * panorama.row_step**2
         asked = (*size, panorama.lowest, panorama.highest, panorama.start, 0.01, blur)
-        image, through, *seen, last, state = sphere._cuda(*given, *asked, True, capacity)
+        image, through, *seen, last, state = sphere._cuda(*given, *asked, True, capacity, -1)
         by = (by_image.float(), by_transmittance.float())
         found = sphere._cuda_backward(*by, *given, through, last, state, *asked, capacity, poses)
         return image, through, seen, found, state[:4].view(torch.int64)
@@ -83,6 +83,20 @@ def test_channels(cuda, channels):
     want, by_want = gradients(inputs, HEMISPHERE, "cpu", *weights)
     image, _, _, found, _ = cuda(inputs, HEMISPHERE, *weights)
     torch.testing.assert_close(image, want.image, rtol=1e-3, atol=1e-4)
+    for a, b in zip(found, by_want, strict=True):
+        assert (a - b).norm() <= 1e-3 * b.norm()
+
+
+def test_lists_of_many_chunks_are_merged_by_distance(cuda):
+    inputs = [x.float() for x in scene(330, receivers=2, seed=31, scales=(0.2, 0.9))]
+    inputs[3] *= 0.05  # so that the furthest count
+    panorama = Panorama.sphere(8, 16)
+    weights = weights_like(inputs, panorama)
+    want, by_want = gradients(inputs, panorama, "cpu", *weights)
+    image, through, _, found, status = cuda(inputs, panorama, *weights)
+    assert status[0] > 2 * 4 * 64  # one tile for each receiver; chunks of 64
+    torch.testing.assert_close(image, want.image, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(through, want.transmittance, rtol=1e-3, atol=1e-4)
     for a, b in zip(found, by_want, strict=True):
         assert (a - b).norm() <= 1e-3 * b.norm()
 
