@@ -50,7 +50,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", default=list(GROUPS), help="groups, or runs by name: deepjscc_1_6_10dB")
     parser.add_argument("--ratios", nargs="+", default=["1/6", "1/12"], help="k/n compared (default: 1/6 1/12)")
     parser.add_argument(
-        "--train-ratios", nargs="+", default=["1/24", "1/12", "1/8", "1/6"], help="k/n that ours is trained on"
+        "--train-ratios",
+        nargs="+",
+        default=["1/24", "1/12", "1/12", "1/8", "1/6", "1/6"],
+        help="k/n that ours draws from",
     )
     parser.add_argument("--snrs", nargs="+", type=float, default=[0.0, 5.0, 10.0, 15.0, 20.0], help="[dB]")
     parser.add_argument("--snr-range", nargs=2, type=float, default=[0.0, 20.0], help="in training [dB]")
@@ -65,7 +68,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kernel", type=int, default=5, help="of ours")
     parser.add_argument("--loss", choices=["psnr", "mse"], default="psnr", help="of all (default: psnr)")
     parser.add_argument(
-        "--lr", nargs="+", default=[], metavar="SYSTEM=RATE", help="default: adaptive=2e-3 adjscc=1e-3 deepjscc=1e-3"
+        "--lr", nargs="+", default=[], metavar="SYSTEM=RATE", help="default: adaptive=2e-3 adjscc=2e-3 deepjscc=2e-3"
     )
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--warmup", type=float, default=0.03, help="part of the steps")
@@ -90,7 +93,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         setattr(args, name, [as_ratio(r) for r in getattr(args, name)])
     if max(args.ratios) > max(args.train_ratios):
         raise UsageError("--ratios reach above --train-ratios: ours has no channels for them.")
-    rates = {"adaptive": 2e-3, "adjscc": 1e-3, "deepjscc": 1e-3}
+    rates = {"adaptive": 2e-3, "adjscc": 2e-3, "deepjscc": 2e-3}
     for item in args.lr:
         system, _, rate = item.partition("=")
         if system not in rates:
