@@ -301,7 +301,8 @@ def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    by_image, by_transmittance, *inputs = (x.contiguous() for x in arguments[:9])
+    by_image, *inputs = (x.contiguous() for x in (arguments[0], *arguments[2:9]))
+    by_transmittance = None if arguments[1] is None else arguments[1].contiguous()
     transmittance, last, state = arguments[9:12]
     asked = _Asked(*arguments[12:19])
     capacity, poses = arguments[19:21]
@@ -357,7 +358,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _pull(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None, backward: Any) -> tuple[Any, ...]:
     *inputs, transmittance, last, state = ctx.saved_tensors
     means, signals = inputs[0], inputs[4]
-    if by_transmittance is None:
+    if by_transmittance is None and backward is not _cuda_backward:
         by_transmittance = torch.zeros_like(transmittance)
     if by_image is None:
         b, *size = transmittance.shape

@@ -17,7 +17,7 @@ LAUNCH = re.compile(r"(\w+(?:<decltype\(bound\)::value>)?)<<<(.*?), (\w+), 0, st
 
 
 def emulation(folder, most_tiles):
-    """The library of `sphere.cu`, launches turned into calls of the emulation; small scenes have many chunks and blocks."""
+    """The library of `sphere.cu`, launches emulated; small scenes have many chunks and blocks."""
     text = (build.KERNELS / "sphere.cu").read_text(encoding="utf-8")
     text, count = LAUNCH.subn(r"emulation::launch(\2, \3, [](auto... a) { \1(a...); }, ", text)
     assert count == text.count("emulation::launch") >= 5
@@ -53,7 +53,7 @@ def through(library, monkeypatch):
         blur = 0.3 * panorama.row_step**2
         asked = (*size, panorama.lowest, panorama.highest, panorama.start, 0.01, blur)
         image, left, *seen, last, state = sphere._cuda(*given, *asked, True, capacity, -1)
-        by = (by_image.float(), by_transmittance.float())
+        by = (by_image.float(), by_transmittance if by_transmittance is None else by_transmittance.float())
         found = sphere._cuda_backward(*by, *given, left, last, state, *asked, capacity, poses)
         return image, left, seen, found, state[:4].view(torch.int64)
 
@@ -139,6 +139,15 @@ def test_room_is_used_to_the_last_pair_and_its_lack_is_nan(cuda):
     assert image.isnan().all()
     assert through.isnan().all()
     assert all(g.isnan().all() for g in found)
+
+
+def test_no_gradient_by_the_transmittance_is_zero(cuda):
+    inputs = scene(20, seed=33)
+    by_image, by_transmittance = weights_like(inputs, SPHERE)
+    *_, want, _ = cuda(inputs, SPHERE, by_image, torch.zeros_like(by_transmittance))
+    *_, found, _ = cuda(inputs, SPHERE, by_image, None)
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_poses_without_gradient_are_zero_and_nothing_is_nothing(cuda):

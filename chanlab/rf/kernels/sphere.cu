@@ -10,8 +10,8 @@ using namespace sphere;
 
 unsigned blocks(int64_t threads, int size) { return unsigned((threads + size - 1) / size); }
 
-// Threads of a block of patches: few tiles spread better over the multiprocessors by the warp, many share what they read.
-int patch_threads(int64_t tiles) { return tiles < 2048 ? 32 : TILE_PIXELS; }
+// Threads that sort a chunk: all there may be for few tiles, fewer where blocks fill the device.
+int sort_threads(int64_t tiles) { return tiles < 2048 ? SORT_THREADS : SORT_THREADS / 4; }
 
 // Makes the tensors' device the current one while a launcher runs.
 struct OnDevice {
@@ -58,26 +58,26 @@ extern "C" int sphere_cuda_forward(const sphere::Problem* problem, int64_t capac
     const auto to = [out](int k) { return static_cast<float*>(out[k]); };
     const unsigned parts = unsigned(problem->receivers) * blocks(problem->gaussians, ITEM_THREADS);
     const unsigned chunks = unsigned(tiles + capacity / CHUNK);
-    const int threads = patch_threads(tiles);
+    const int threads = sort_threads(tiles);
 
     cudaMemsetAsync(scratch.counts, 0, 4 * tiles, stream);
     project_items<<<parts, ITEM_THREADS, 0, stream>>>(*problem, scene, state, scratch, to(2));
     scan_tiles<<<1, SCAN_THREADS, 0, stream>>>(state, scratch, tiles, capacity, told);
     scatter_pairs<<<parts, ITEM_THREADS, 0, stream>>>(*problem, state, scratch);
-    sort_chunks<<<chunks, SORT_THREADS, 0, stream>>>(state, scratch, int32_t(tiles));
+    sort_chunks<<<chunks, threads, 0, stream>>>(state, scratch, int32_t(tiles));
     if (capacity > CHUNK) merge_chunks<<<chunks, MERGE_THREADS, 0, stream>>>(state, scratch, int32_t(tiles));
     if (out[3]) {
         cudaMemsetAsync(out[3], 0, 4 * items, stream);
         cudaMemsetAsync(out[4], 0, 4 * items, stream);
     }
     with_channels(problem->channels, [&](auto bound) {
-        composite_tiles<decltype(bound)::value><<<blocks(tiles * TILE_PIXELS, threads), threads, 0, stream>>>(
+        composite_tiles<decltype(bound)::value><<<unsigned(tiles * PATCHES / WARPS), PATCH_THREADS, 0, stream>>>(
             *problem, scene.signals, state, to(0), to(1), static_cast<int32_t*>(out[5]), to(3), to(4));
     });
     return cudaGetLastError();
 }
 
-// in: as above, then gradients by image and transmittance, transmittance, last, state; out: gradients by the seven
+// in: as above, then gradients by image and transmittance (null: zero), transmittance, last, state; out: gradients by the seven
 // inputs; sums: memory for items * (10 + channels) floats. Without `poses` the last two gradients are zero.
 extern "C" int sphere_cuda_backward(const sphere::Problem* problem, int64_t capacity, int device,
                                     const void* const* in, void* const* out, void* sums, int poses,
@@ -92,9 +92,8 @@ extern "C" int sphere_cuda_backward(const sphere::Problem* problem, int64_t capa
     cudaMemsetAsync(out[5], 0, 4 * 3 * problem->receivers, stream);
     cudaMemsetAsync(out[6], 0, 4 * 9 * problem->receivers, stream);
     const int64_t tiles = all_tiles(*problem);
-    const int threads = patch_threads(tiles);
     with_channels(problem->channels, [&](auto bound) {
-        composite_tiles_backward<decltype(bound)::value><<<blocks(tiles * TILE_PIXELS, threads), threads, 0, stream>>>(
+        composite_tiles_backward<decltype(bound)::value><<<unsigned(tiles * PATCHES / WARPS), PATCH_THREADS, 0, stream>>>(
             *problem, scene.signals, state, at(7), at(8), at(9), static_cast<const int32_t*>(in[10]),
             static_cast<float*>(sums));
     });

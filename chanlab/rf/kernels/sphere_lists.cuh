@@ -11,7 +11,7 @@
 namespace sphere {
 
 #ifndef SPHERE_CHUNK  // tests make these small, so that small scenes have long lists and many blocks
-#define SPHERE_CHUNK 2048
+#define SPHERE_CHUNK 4096
 #define SPHERE_BLOCK 256
 #define SPHERE_MOST_TILES 4096
 #endif
@@ -19,7 +19,7 @@ namespace sphere {
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int CHUNK = SPHERE_CHUNK;         // pairs that a block sorts at once
 constexpr int ITEM_THREADS = SPHERE_BLOCK;  // items of a block
-constexpr int SORT_THREADS = SPHERE_BLOCK, SCAN_THREADS = 4 * SPHERE_BLOCK, MERGE_THREADS = 4 * SPHERE_BLOCK;
+constexpr int SORT_THREADS = 4 * SPHERE_BLOCK, SCAN_THREADS = 4 * SPHERE_BLOCK, MERGE_THREADS = 4 * SPHERE_BLOCK;
 constexpr int MOST_TILES = SPHERE_MOST_TILES;  // of a receiver that a block counts in shared memory; beyond, it doesn't
 
 // What a backward pass needs of its forward pass; `_state_words` in sphere.py counts it.
@@ -249,14 +249,14 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_chunks(State state, Scratch
     const int count = chunk.count;
     if (count <= 0) return;
     uint64_t* const pairs = scratch.pairs + chunk.first + chunk.from;
-    for (int t = threadIdx.x; t < count; t += SORT_THREADS) keys[t] = pairs[t];
+    for (unsigned t = threadIdx.x; t < unsigned(count); t += blockDim.x) keys[t] = pairs[t];
     __syncthreads();
     int size = 1;
     while (size < count) size *= 2;
     for (int k = 2; k <= size; k *= 2)
         for (int j = k / 2; j; j /= 2) {
-            for (int t = threadIdx.x; t < size / 2; t += SORT_THREADS) {
-                const int offset = t & (j - 1), base = 2 * (t - offset), low = base + offset;
+            for (unsigned t = threadIdx.x; t < unsigned(size / 2); t += blockDim.x) {
+                const int offset = int(t) & (j - 1), base = 2 * (int(t) - offset), low = base + offset;
                 const int high = 2 * j == k ? base + k - 1 - offset : low + j;
                 if (high >= count) continue;
                 const uint64_t a = keys[low], b = keys[high];
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_chunks(State state, Scratch
                 __syncwarp();
         }
     __syncthreads();
-    for (int t = threadIdx.x; t < count; t += SORT_THREADS) {
+    for (unsigned t = threadIdx.x; t < unsigned(count); t += blockDim.x) {
         if (chunk.whole > CHUNK)
             pairs[t] = keys[t];
         else

@@ -1,45 +1,55 @@
-// Compositing of tiles. A warp holds 8 x 4 of a tile's pixels and walks the tile's list on its own, 32 footprints at a time;
-// it evaluates only those that may reach its pixels. A block is a tile, or a warp where there are few. A walk is a chain of waits rather than of
-// arithmetic: the next 32 footprints are fetched while these are composited, and four are evaluated at a time.
+// Compositing of tiles. A warp holds 4 x 4 of a tile's pixels, each twice, and walks the tile's list on its own, 32
+// footprints at a time; it evaluates only those that may reach its pixels, two at once, one in each half of the warp. A walk
+// is a chain of waits rather than of arithmetic: the next 32 footprints are fetched while these are composited, and each
+// half evaluates four at a time.
 #pragma once
 
 #include "sphere_lists.cuh"
 
 namespace sphere {
 
-constexpr int WARPS = TILE_PIXELS / 32, PATCH_WIDTH = 8, PATCH_HEIGHT = 4;
-constexpr int TOGETHER = 4;  // footprints evaluated at a time
+constexpr int PATCH = 4, PATCHES = TILE_PIXELS / (PATCH * PATCH);  // of a tile
+constexpr int WARPS = 4, PATCH_THREADS = 32 * WARPS;              // patches of a block, a warp each
+constexpr int TOGETHER = 4;                                       // footprints that a half evaluates at a time
 
-__device__ __forceinline__ float warp_sum(float x) {
+__device__ __forceinline__ int half_of_warp() { return threadIdx.x / 16 % 2; }
+
+template <class T>
+__device__ __forceinline__ T from_other_half(T x) {
+    return __shfl_xor_sync(ALL, x, 16);
+}
+
+// Over the half of the warp.
+__device__ __forceinline__ float half_sum(float x) {
 #pragma unroll
-    for (int m = 16; m; m /= 2) x += __shfl_xor_sync(ALL, x, m);
+    for (int m = 8; m; m /= 2) x += __shfl_xor_sync(ALL, x, m);
     return x;
 }
 
 template <class T>
-__device__ __forceinline__ T warp_max(T x) {
+__device__ __forceinline__ T half_max(T x) {
 #pragma unroll
-    for (int m = 16; m; m /= 2) x = max(x, __shfl_xor_sync(ALL, x, m));
+    for (int m = 8; m; m /= 2) x = max(x, __shfl_xor_sync(ALL, x, m));
     return x;
 }
 
 template <int HALF>
-__device__ __forceinline__ void fold(float (&v)[16], int lane) {
-    const bool upper = lane & (2 * HALF);
+__device__ __forceinline__ void fold(float (&v)[16]) {
+    const bool upper = threadIdx.x & HALF;
 #pragma unroll
     for (int i = 0; i < HALF; ++i) {
         const float sent = upper ? v[i] : v[i + HALF], kept = upper ? v[i + HALF] : v[i];
-        v[i] = kept + __shfl_xor_sync(ALL, sent, 2 * HALF);
+        v[i] = kept + __shfl_xor_sync(ALL, sent, HALF);
     }
 }
 
-// Sixteen sums over the warp in 16 shuffles: lanes 2k and 2k + 1 return that of value k.
-__device__ __forceinline__ float sixteen_sums(float (&v)[16], int lane) {
-    fold<8>(v, lane);
-    fold<4>(v, lane);
-    fold<2>(v, lane);
-    fold<1>(v, lane);
-    return v[0] + __shfl_xor_sync(ALL, v[0], 1);
+// Sixteen sums over the half of the warp in 15 shuffles: its lane k returns that of value k.
+__device__ __forceinline__ float sixteen_sums(float (&v)[16]) {
+    fold<8>(v);
+    fold<4>(v);
+    fold<2>(v);
+    fold<1>(v);
+    return v[0];
 }
 
 // The pixel of a thread, and the cone around the pixels of its warp.
@@ -51,27 +61,27 @@ struct Patch {
 
     __device__ Patch(const Problem& problem, const State& state) {
         const int32_t across = tiles_across(problem), per_receiver = across * tiles_up(problem);
-        const int32_t patch = (blockIdx.x * blockDim.x + threadIdx.x) / 32, whole = patch / WARPS, part = patch % WARPS;
-        const int lane = threadIdx.x % 32;
+        const int32_t patch = blockIdx.x * WARPS + threadIdx.x / 32, whole = patch / PATCHES, part = patch % PATCHES;
+        const int lane = threadIdx.x % 16;
         receiver = whole / per_receiver;
         const int32_t tile = whole - int32_t(receiver) * per_receiver;
-        constexpr int patches = TILE_WIDTH / PATCH_WIDTH;
-        const int32_t row = tile / across * TILE_HEIGHT + part / patches * PATCH_HEIGHT + lane / PATCH_WIDTH;
-        const int32_t column = tile % across * TILE_WIDTH + part % patches * PATCH_WIDTH + lane % PATCH_WIDTH;
+        constexpr int patches = TILE_WIDTH / PATCH;
+        const int32_t row = tile / across * TILE_HEIGHT + part / patches * PATCH + lane / PATCH;
+        const int32_t column = tile % across * TILE_WIDTH + part % patches * PATCH + lane % PATCH;
         inside = row < problem.height && column < problem.width;
         pixel = int64_t(row) * problem.width + column;
         sphere::ray(problem, row, column, ray);
-        // A pixel in the middle of the warp's is as good as their centre.
-        const int from = (PATCH_HEIGHT / 2) * PATCH_WIDTH + PATCH_WIDTH / 2;
+        // A pixel in the middle of the patch is as good as its centre.
+        const int from = (PATCH / 2) * PATCH + PATCH / 2;
         for (int d = 0; d < 3; ++d) middle[d] = __shfl_sync(ALL, ray[d], from);
-        cosine = -warp_max(inside ? -dot(ray, middle) : -1.0f);
+        cosine = -half_max(inside ? -dot(ray, middle) : -1.0f);
         cosine = fminf(cosine, 1.0f);
         sine = sqrtf(fmaxf(0.0f, 1.0f - cosine * cosine));
         first = state.starts[whole];
         count = state.status[1] ? 0 : state.starts[whole + 1] - first;
     }
 
-    // False only if no pixel of the warp is within the footprint's radius.
+    // False only if no pixel is within the footprint's radius.
     __device__ bool reached_by(const Footprint<float>& f) const {
         const float together = f.cosine * cosine - f.sine * sine, turned = f.sine * cosine + f.cosine * sine;
         return turned <= 0 || dot(f.u, middle) + 2e-6f >= together;
@@ -142,22 +152,29 @@ struct Window {
         return todo;
     }
 
-    // Evaluates footprints of those at hand; numbers below zero give nothing.
-    __device__ void evaluate(const int (&which)[TOGETHER], const float* ray, Opaque<float> (&seen)[TOGETHER]) const {
+    // Evaluates footprints of those at hand for this half of the warp. A number below zero gives nothing and becomes that
+    // of a footprint that is there.
+    __device__ void evaluate(int (&which)[TOGETHER], int there, const float* ray, Opaque<float> (&seen)[TOGETHER]) const {
+        bool none[TOGETHER];
+#pragma unroll
+        for (int q = 0; q < TOGETHER; ++q) {
+            none[q] = which[q] < 0;
+            which[q] = none[q] ? there : which[q];
+        }
         if (near)
             evaluate_as<NEAR>(which, ray, seen);
         else
             evaluate_as<WHOLE>(which, ray, seen);
+#pragma unroll
+        for (int q = 0; q < TOGETHER; ++q) seen[q].alpha = none[q] ? 0.0f : seen[q].alpha;
     }
 
     template <Reach REACH>
     __device__ __forceinline__ void evaluate_as(const int (&which)[TOGETHER], const float* ray,
                                                 Opaque<float> (&seen)[TOGETHER]) const {
 #pragma unroll
-        for (int q = 0; q < TOGETHER; ++q) {
-            seen[q] = opaque<REACH>(room.footprints[which[q] < 0 ? which[0] : which[q]], ray[0], ray[1], ray[2]);
-            seen[q].alpha = which[q] < 0 ? 0.0f : seen[q].alpha;
-        }
+        for (int q = 0; q < TOGETHER; ++q)
+            seen[q] = opaque<REACH>(room.footprints[which[q]], ray[0], ray[1], ray[2]);
     }
 
     __device__ const float* signal(int k) const {
@@ -169,19 +186,20 @@ struct Window {
 };
 
 template <int CHANNELS>
-__global__ void __launch_bounds__(TILE_PIXELS)
+__global__ void __launch_bounds__(PATCH_THREADS)
     composite_tiles(Problem problem, const float* __restrict__ signals, State state, float* __restrict__ image,
                     float* __restrict__ transmittances, int32_t* __restrict__ last, float* weights, float* peaks) {
     __shared__ typename Window<CHANNELS>::Room rooms[WARPS];
     const Patch patch(problem, state);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, channels = int(problem.channels);
+    const int lane = threadIdx.x % 32, channels = int(problem.channels);
+    const bool second = half_of_warp();
     const int64_t size = problem.height * problem.width;
     float colour[CHANNELS];
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c) colour[c] = 0;
     float through = 1, open = patch.inside ? 1.0f : 0.0f;
     int32_t end = 0;
-    Window<CHANNELS> window(problem, state, patch, signals, rooms[warp]);
+    Window<CHANNELS> window(problem, state, patch, signals, rooms[threadIdx.x / 32]);
     window.expect(lane < patch.count, lane);
     window.fetch(32 + lane < patch.count, 32 + lane);
     for (int32_t from = 0; from < patch.count; from += 32) {
@@ -189,27 +207,36 @@ __global__ void __launch_bounds__(TILE_PIXELS)
         unsigned todo = window.take(patch);
         window.fetch(from + 64 + lane < patch.count, from + 64 + lane);
         while (todo) {
-            int which[TOGETHER];
+            const int there = __ffs(todo) - 1;
+            int which[TOGETHER], others[TOGETHER];
             Opaque<float> seen[TOGETHER];
 #pragma unroll
             for (int q = 0; q < TOGETHER; ++q) {
-                which[q] = __ffs(todo) - 1;
+                const int a = __ffs(todo) - 1;
                 todo &= todo - 1;
+                const int b = __ffs(todo) - 1;
+                todo &= todo - 1;
+                which[q] = second ? b : a;
+                others[q] = second ? a : b;
             }
-            window.evaluate(which, patch.ray, seen);
+            window.evaluate(which, there, patch.ray, seen);
 #pragma unroll
             for (int q = 0; q < TOGETHER; ++q) {
-                const float weight = composite(seen[q].alpha, through, open);
-                const int k = which[q] < 0 ? which[0] : which[q];
-                if (weight > 0) end = from + k + 1;
+                const float mine = seen[q].alpha, other = from_other_half(mine);
+                const float weight_a = composite(second ? other : mine, through, open);
+                const float weight_b = composite(second ? mine : other, through, open);
+                const float weight = second ? weight_b : weight_a;
+                const int a = second ? others[q] : which[q], b = second ? which[q] : others[q];
+                end = weight_b > 0 ? from + b + 1 : weight_a > 0 ? from + a + 1 : end;
                 if ((!Window<CHANNELS>::SIGNALS || weights) && !__any_sync(ALL, weight > 0)) continue;
+                const int k = which[q];
                 const float* signal = window.signal(k);
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c)
                     if (c < channels) colour[c] += weight * signal[c];
                 if (weights) {
-                    const float sum = warp_sum(weight), most = warp_max(weight);
-                    if (lane == 0) {
+                    const float sum = half_sum(weight), most = half_max(weight);
+                    if (lane % 16 == 0 && most > 0) {
                         atomicAdd(weights + window.room.items[k], sum);
                         atomicMax(reinterpret_cast<int*>(peaks) + window.room.items[k], __float_as_int(most));
                     }
@@ -217,8 +244,10 @@ __global__ void __launch_bounds__(TILE_PIXELS)
             }
         }
     }
-    if (!patch.inside) return;
     const float none = state.status[1] ? __int_as_float(0x7fc00000) : 0.0f;
+#pragma unroll
+    for (int c = 0; c < CHANNELS; ++c) colour[c] += from_other_half(colour[c]);
+    if (!patch.inside || second) return;
     const int64_t place = patch.receiver * size + patch.pixel;
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c)
@@ -229,7 +258,7 @@ __global__ void __launch_bounds__(TILE_PIXELS)
 
 // Adds to sums[item]: u, a, b (3 each), opacity, then the signals' gradient.
 template <int CHANNELS>
-__global__ void __launch_bounds__(TILE_PIXELS)
+__global__ void __launch_bounds__(PATCH_THREADS)
     composite_tiles_backward(Problem problem, const float* __restrict__ signals, State state,
                              const float* __restrict__ by_image, const float* __restrict__ by_transmittance,
                              const float* __restrict__ transmittances, const int32_t* __restrict__ last,
@@ -237,7 +266,8 @@ __global__ void __launch_bounds__(TILE_PIXELS)
     __shared__ typename Window<CHANNELS>::Room rooms[WARPS];
     const Patch patch(problem, state);
     if (!patch.count) return;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, channels = int(problem.channels);
+    const int lane = threadIdx.x % 32, channels = int(problem.channels);
+    const bool second = half_of_warp();
     const int64_t size = problem.height * problem.width, place = patch.receiver * size + patch.pixel;
     float by_colour[CHANNELS];
 #pragma unroll
@@ -245,24 +275,28 @@ __global__ void __launch_bounds__(TILE_PIXELS)
         by_colour[c] = patch.inside && c < channels
                            ? by_image[(patch.receiver * channels + c) * size + patch.pixel] : 0.0f;
     float through = patch.inside ? transmittances[place] : 1.0f;
-    float behind = patch.inside ? by_transmittance[place] * through : 0.0f;
+    float behind = patch.inside && by_transmittance ? by_transmittance[place] * through : 0.0f;
     const int32_t end = patch.inside ? last[place] : 0;
-    const int32_t furthest = warp_max(end), final = (furthest + 31) / 32 * 32 - 32;
-    Window<CHANNELS> window(problem, state, patch, signals, rooms[warp]);
+    const int32_t furthest = half_max(end), final = (furthest + 31) / 32 * 32 - 32;
+    Window<CHANNELS> window(problem, state, patch, signals, rooms[threadIdx.x / 32]);
     window.expect(final >= 0 && final + lane < furthest, final + lane);
     window.fetch(final >= 32, final - 32 + lane);
     for (int32_t from = final; from >= 0; from -= 32) {
         unsigned todo = window.take(patch);
         window.fetch(from >= 64, from - 64 + lane);
         while (todo) {
+            const int there = 31 - __clz(todo);
             int which[TOGETHER];
             Opaque<float> seen[TOGETHER];
 #pragma unroll
-            for (int q = 0; q < TOGETHER; ++q) {
-                which[q] = 31 - __clz(todo);
-                todo &= ~(which[q] < 0 ? 0u : 1u << which[q]);
+            for (int q = 0; q < TOGETHER; ++q) {  // the first half takes the one further away
+                const int a = 31 - __clz(todo);
+                todo &= ~(a < 0 ? 0u : 1u << a);
+                const int b = 31 - __clz(todo);
+                todo &= ~(b < 0 ? 0u : 1u << b);
+                which[q] = second ? b : a;
             }
-            window.evaluate(which, patch.ray, seen);
+            window.evaluate(which, there, patch.ray, seen);
 #pragma unroll
             for (int q = 0; q < TOGETHER; ++q) {
                 const int k = which[q];
@@ -274,9 +308,14 @@ __global__ void __launch_bounds__(TILE_PIXELS)
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c)
                     if (c < channels) emitted += by_colour[c] * signal[c];
-                float by_alpha;
-                const float weight = composite_backward(o.alpha, emitted, through, behind, by_alpha);
-                const auto by = opaque_backward(window.room.footprints[k], o, by_alpha);
+                const float alpha = from_other_half(o.alpha), other = from_other_half(emitted);
+                float by_alpha_a, by_alpha_b;
+                const float weight_a = composite_backward(second ? alpha : o.alpha, second ? other : emitted, through,
+                                                          behind, by_alpha_a);
+                const float weight_b = composite_backward(second ? o.alpha : alpha, second ? emitted : other, through,
+                                                          behind, by_alpha_b);
+                const float weight = second ? weight_b : weight_a;
+                const auto by = opaque_backward(window.room.footprints[k], o, second ? by_alpha_b : by_alpha_a);
                 const float* w = patch.ray;
                 float* sum = sums + int64_t(window.room.items[k]) * (10 + channels);
                 float values[16] = {by.u * w[0], by.u * w[1], by.u * w[2], by.a * w[0], by.a * w[1],
@@ -289,9 +328,9 @@ __global__ void __launch_bounds__(TILE_PIXELS)
                         const int c = done + i - 10;
                         if (c >= 0) values[i] = c < CHANNELS ? weight * by_colour[c < CHANNELS ? c : 0] : 0.0f;
                     }
-                    const float total = sixteen_sums(values, lane);
-                    const int slot = done + lane / 2;
-                    if (lane % 2 == 0 && slot < 10 + channels) atomicAdd(sum + slot, total);
+                    const float total = sixteen_sums(values);
+                    const int slot = done + lane % 16;
+                    if (total != 0 && slot < 10 + channels) atomicAdd(sum + slot, total);
                 }
             }
         }
@@ -305,9 +344,9 @@ __global__ void __launch_bounds__(GATHER_THREADS)
     gather(Problem problem, Scene scene, State state, const float* sums, float* by_means, float* by_quaternions,
            float* by_scales, float* by_opacities, float* by_signals, float* by_receivers, float* by_rotations,
            bool poses) {
-    __shared__ float poses_of[GATHER_THREADS / 32][12];
+    __shared__ float poses_of[GATHER_THREADS / 16][12];
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    const int channels = int(problem.channels), lane = threadIdx.x % 32;
+    const int channels = int(problem.channels), lane = threadIdx.x % 16;
     const bool inside = i < problem.gaussians;
     const float none = state.status[1] ? __int_as_float(0x7fc00000) : 0.0f;
     GaussianGradient<float> all = {};
@@ -336,14 +375,14 @@ __global__ void __launch_bounds__(GATHER_THREADS)
         if (!poses) continue;  // the same for every thread
         float values[16] = {-g.mean[0], -g.mean[1], -g.mean[2]};
         for (int d = 0; d < 9; ++d) values[3 + d] = g.axes[d];
-        const float total = sixteen_sums(values, lane);
-        if (lane % 2 == 0 && lane < 24) poses_of[threadIdx.x / 32][lane / 2] = total;
+        const float total = sixteen_sums(values);
+        if (lane < 12) poses_of[threadIdx.x / 16][lane] = total;
         __syncthreads();
         if (threadIdx.x < 12) {
-            float all_warps = none;
-            for (int warp = 0; warp < GATHER_THREADS / 32; ++warp) all_warps += poses_of[warp][threadIdx.x];
+            float whole = none;
+            for (int half = 0; half < GATHER_THREADS / 16; ++half) whole += poses_of[half][threadIdx.x];
             const int d = threadIdx.x;
-            atomicAdd(d < 3 ? by_receivers + 3 * r + d : by_rotations + 9 * r + d - 3, all_warps);
+            atomicAdd(d < 3 ? by_receivers + 3 * r + d : by_rotations + 9 * r + d - 3, whole);
         }
         __syncthreads();
     }
