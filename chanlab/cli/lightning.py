@@ -23,7 +23,7 @@ class ChanlabCLI(LightningCLI):
     """LightningCLI in subclass mode, with loggers, checkpoints and errors as chanlab promises them."""
 
     weights: str | None = None
-    """A file of `chanlab.csi.save_weights` in place of a checkpoint."""
+    """A file of `chanlab.weights.save_weights` in place of a checkpoint."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds what a recipe may say beside model, data and trainer."""
@@ -31,8 +31,8 @@ class ChanlabCLI(LightningCLI):
             "--weights",
             type=str | None,
             default=None,
-            help="weights (chanlab.csi.save_weights) that the predictor starts from where no checkpoint is given: "
-            "a path, or one below models/",
+            help="weights (chanlab.weights.save_weights) that the predictor or codec starts from where no checkpoint "
+            "is given: a path, or one below models/",
         )
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
@@ -88,9 +88,9 @@ class ChanlabCLI(LightningCLI):
         if self.weights is None and config.weights and not config.get("ckpt_path"):
             self.weights = str(find_weights(config.weights))
         if self.weights is not None:
-            from chanlab.csi.weights import load_weights
+            from chanlab.weights import learner, load_weights
 
-            load_weights(getattr(self.model, "predictor", self.model), self.weights)
+            load_weights(learner(self.model), self.weights)
             return
         if self.subcommand == "fit" or config.get("ckpt_path"):
             return
@@ -151,7 +151,7 @@ def find_weights(name: str | os.PathLike[str]) -> Path:
             return path
     raise UsageError(
         f"There are no weights {os.fspath(name)}, neither here nor below {' or '.join(map(str, places[1:]))}: "
-        "write them with chanlab.csi.save_weights, or start without (--weights null)"
+        "write them with chanlab.weights.save_weights, or start without (--weights null)"
     )
 
 

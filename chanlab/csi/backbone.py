@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +153,11 @@ class Backbone(nn.Module):
         self.name = name
         self.sha256 = sha256
 
+    @property
+    def origin(self) -> dict[str, str] | None:
+        """By what name its weights are loaded again, and their checksum; None if they are random."""
+        return {"name": self.name, "sha256": self.sha256} if self.sha256 else None
+
     def forward(self, inputs_embeds: Tensor) -> Tensor:
         """Hidden states `[batch, token, width]` of embeddings `[batch, token, width]`; token t sees tokens ≤ t."""
         hidden: Tensor = self.model(inputs_embeds=inputs_embeds, use_cache=False).last_hidden_state
@@ -216,41 +221,6 @@ def load_backbone(name_or_path: str | os.PathLike[str], layers: int, pretrained:
             for layer in stack:
                 layer.compilable = True  # type: ignore[assignment]
     return Backbone(model.train(), int(width), name, _weights_sha256(model) if pretrained else "")
-
-
-def reloadable(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
-    """Frozen weights inside a module that can be loaded again by name, and where each backbone's come from.
-
-    Returns:
-        The weights by their names in the module's state dict; name and checksum of each backbone by its place.
-    """
-    frozen: dict[str, Tensor] = {}
-    origins: dict[str, dict[str, str]] = {}
-    for prefix, child in module.named_modules():
-        if isinstance(child, Backbone) and child.sha256:
-            origins[prefix] = {"name": child.name, "sha256": child.sha256}
-            frozen |= {f"{prefix}.{k}": p.detach() for k, p in child.named_parameters() if not p.requires_grad}
-    return frozen, origins
-
-
-def check_origins(module: nn.Module, origins: Mapping[str, Mapping[str, str]], source: str) -> None:
-    """Checks that a module's backbones are those that stored weights were trained on.
-
-    Args:
-        module: The module.
-        origins: What `reloadable` said of the module that was stored.
-        source: What was stored, for the message.
-
-    Raises:
-        ChanlabError: A backbone is another one.
-    """
-    _, here = reloadable(module)
-    for place, origin in origins.items():
-        if here.get(place, origin) != origin:
-            raise ChanlabError(
-                f"{source} was trained on backbone {origin['name']!r} with weights {origin['sha256'][:12]}…; "
-                f"here are {here[place]['name']!r} with {here[place]['sha256'][:12]}…: fetch the same one again"
-            )
 
 
 def _weights_sha256(model: nn.Module) -> str:

@@ -12,10 +12,11 @@ from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from chanlab.csi.backbone import check_origins, reloadable
 from chanlab.csi.predictor import is_trainable
 from chanlab.errors import UsageError
 from chanlab.metrics import NMSE, SGCS, NMSEByStep, nmse_terms, to_db
+from chanlab.schedule import warmup_cosine
+from chanlab.weights import check_origins, reloadable
 
 if TYPE_CHECKING:
     from chanlab.data.windows import CSIBatch
@@ -221,22 +222,6 @@ def nmse_loss(prediction: Tensor, target: Tensor) -> Tensor:
         )
     error, power = nmse_terms(prediction, target, validate=False)
     return torch.where(power > 0, error / torch.where(power > 0, power, 1.0), 0.0).mean()
-
-
-def warmup_cosine(step: int, steps: float, warmup: float) -> float:
-    """Factor of the learning rate: a linear rise over the first part of the steps, then half a cosine down to zero.
-
-    Args:
-        step: Steps done.
-        steps: Steps of the whole run; infinite for a run without an end, whose factor is 1.
-        warmup: Part of the steps that rise.
-    """
-    if math.isinf(steps):
-        return 1.0
-    rising = max(1.0, warmup * steps)
-    if step < rising:
-        return min(1.0, (step + 1) / rising)
-    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - rising) / max(1.0, steps - rising))))
 
 
 def load_predictor(checkpoint: str | os.PathLike[str], map_location: str = "cpu") -> nn.Module:

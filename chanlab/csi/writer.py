@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 import chanlab
-from chanlab.csi.weights import save_weights
 from chanlab.errors import ChanlabError, UsageError
+from chanlab.weights import learner, save_weights
 
 FORMAT = "chanlab predictions"
 SCHEMA_VERSION = 1
@@ -95,7 +95,7 @@ class PredictionWriter(Callback):
 
 
 class WeightsWriter(Callback):
-    """Writes the predictor's weights as `save_weights` does, after each validation and when training ends.
+    """Writes the weights of the predictor (or codec) as `save_weights` does, after each validation and at the end.
 
     `chanlab test --ckpt_path weights.safetensors` reads them, as `chanlab fit` does to start from them. The file is
     replaced whole: what stands under its name is always complete.
@@ -126,4 +126,4 @@ class WeightsWriter(Callback):
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             path = self.path or os.path.join(trainer.default_root_dir, "weights.safetensors")
-            save_weights(getattr(pl_module, "predictor", pl_module), path, self.bits)
+            save_weights(learner(pl_module), path, self.bits)

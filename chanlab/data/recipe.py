@@ -103,6 +103,8 @@ def parse_recipe(text: str, origin: str = "recipe") -> Recipe:
         raise UsageError(f"{origin} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"{origin} must be a mapping with the keys {', '.join(KEYS)}.")
+    if "packages" in data:
+        raise UsageError(f"{origin} lists photographs, not channels: `python datasets/gather_photos.py` gathers them.")
     unknown = sorted(str(key) for key in data if key not in KEYS)
     if unknown:
         raise UsageError(f"{origin}: unknown key {', '.join(unknown)}; known keys are {', '.join(KEYS)}.")

@@ -6,7 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chanlab.jscc.adaptive import AdaptiveJSCC
+    from chanlab.jscc.adjscc import ADJSCC
     from chanlab.jscc.channels import AWGN, Equalised, SymbolChannel
+    from chanlab.jscc.classifier import ImageClassifier
+    from chanlab.jscc.codec import Codec
     from chanlab.jscc.contract import (
         STANDARD,
         Convention,
@@ -20,22 +24,38 @@ if TYPE_CHECKING:
         side_information_uses,
         split_iq,
     )
+    from chanlab.jscc.deepjscc import DeepJSCC
     from chanlab.jscc.fading import Rayleigh, Rician
+    from chanlab.jscc.gdn import GDN
+    from chanlab.jscc.image_files import open_images, open_pictures
+    from chanlab.jscc.image_writer import ReceivedImageWriter
+    from chanlab.jscc.images import ImageBatch, ImageDataModule
     from chanlab.jscc.mimo import MIMO
+    from chanlab.jscc.module import JSCCModule, load_codec
     from chanlab.jscc.ofdm import OFDMLink
     from chanlab.jscc.realisations import Grid, ModelRealisations, Realisations, SourceRealisations, StoreRealisations
 
 _HOMES = {
+    "ADJSCC": "adjscc",
     "AWGN": "channels",
+    "AdaptiveJSCC": "adaptive",
+    "Codec": "codec",
     "Convention": "contract",
+    "DeepJSCC": "deepjscc",
     "Equalised": "channels",
+    "GDN": "gdn",
     "Grid": "realisations",
+    "ImageBatch": "images",
+    "ImageClassifier": "classifier",
+    "ImageDataModule": "images",
+    "JSCCModule": "module",
     "MIMO": "mimo",
     "ModelRealisations": "realisations",
     "OFDMLink": "ofdm",
     "Rayleigh": "fading",
     "Realisations": "realisations",
     "Received": "contract",
+    "ReceivedImageWriter": "image_writer",
     "Rician": "fading",
     "STANDARD": "contract",
     "SourceRealisations": "realisations",
@@ -45,24 +65,37 @@ _HOMES = {
     "bandwidth_ratio": "contract",
     "channel_uses": "contract",
     "find_convention": "contract",
+    "load_codec": "module",
     "normalise_power": "contract",
+    "open_images": "image_files",
+    "open_pictures": "image_files",
     "pair_iq": "contract",
     "side_information_uses": "contract",
     "split_iq": "contract",
 }
 
 __all__ = [
+    "ADJSCC",
     "AWGN",
+    "GDN",
     "MIMO",
     "STANDARD",
+    "AdaptiveJSCC",
+    "Codec",
     "Convention",
+    "DeepJSCC",
     "Equalised",
     "Grid",
+    "ImageBatch",
+    "ImageClassifier",
+    "ImageDataModule",
+    "JSCCModule",
     "ModelRealisations",
     "OFDMLink",
     "Rayleigh",
     "Realisations",
     "Received",
+    "ReceivedImageWriter",
     "Rician",
     "SourceRealisations",
     "StoreRealisations",
@@ -71,7 +104,10 @@ __all__ = [
     "bandwidth_ratio",
     "channel_uses",
     "find_convention",
+    "load_codec",
     "normalise_power",
+    "open_images",
+    "open_pictures",
     "pair_iq",
     "side_information_uses",
     "split_iq",

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from chanlab.errors import UsageError
-from chanlab.jscc.contract import STANDARD, Convention, Received, Transmission, find_convention, per_image
+from chanlab.jscc.contract import (
+    STANDARD,
+    Convention,
+    Received,
+    Transmission,
+    channel_uses,
+    find_convention,
+    per_image,
+    source_values,
+)
 from chanlab.jscc.draws import Draws, Randomness
 
 _EXCESS = 1e-3  # of power that rounding explains
@@ -57,6 +67,11 @@ class SymbolChannel(nn.Module, ABC):
         Raises:
             UsageError: If shapes don't fit, or (in evaluation) an image is sent with more power than allowed.
         """
+        symbols = sent if isinstance(sent, Tensor) else sent.symbols
+        with torch.autocast(symbols.device.type, enabled=False):
+            return self._forward(sent, snr_db, generator)
+
+    def _forward(self, sent: Transmission | Tensor, snr_db: Tensor | float, generator: Randomness) -> Received:
         if isinstance(sent, Tensor):
             sent = Transmission.of(sent)
             order = None
@@ -68,7 +83,8 @@ class SymbolChannel(nn.Module, ABC):
         snr = per_image(snr_db, sent.symbols)
         noise_variance = self.convention.noise_variance(snr)
         draws = Draws(generator, len(snr), snr.device)
-        count = sent.used.sum(1)
+        # Side information goes in the same frame: it takes its place on the grid, and its share of pilots.
+        count = sent.uses(snr + self.convention.offset_db)
         x = sent.symbols.to(torch.complex64)
         if order is None:
             out = self.receive(x, count, noise_variance, draws)
@@ -93,7 +109,8 @@ class SymbolChannel(nn.Module, ABC):
 
         Args:
             symbols: Complex64 `[batch, k]`.
-            count: Sent symbols of each image, the first ones if `packs`, int64 `[batch]`.
+            count: Symbols on air of each image, side information included: the sent ones come first if `packs`, int64
+                `[batch]`.
             noise_variance: N0 at a receive port, `[batch]`.
             draws: Random numbers.
         """
@@ -120,8 +137,21 @@ class SymbolChannel(nn.Module, ABC):
             raise UsageError(f"{uses} channel uses leave no symbol beside the pilots: take more, or fewer pilots.")
         return low
 
+    def encoder_ratio(self, image_shape: tuple[int, int, int], ratio: float | Fraction) -> Fraction:
+        """The ratio to ask a codec for, so that its symbols and their pilots keep to a bandwidth ratio on this channel.
+
+        Args:
+            image_shape: (channels, height, width).
+            ratio: Channel uses allowed per source value, pilots included.
+
+        Returns:
+            Symbols, side information included, per source value: above `ratio` where a use carries several symbols.
+        """
+        symbols = self.symbols_within(channel_uses(image_shape, ratio, self.convention))
+        return Fraction(symbols, source_values(image_shape))
+
     def _check_power(self, sent: Transmission) -> None:
-        power = sent.power
+        power = sent.power.detach()
         if self.convention.power_over == "batch":
             power = power.mean(0, keepdim=True)
         most = float(power.max())

@@ -137,10 +137,10 @@ def side_information_uses(bits: Tensor, snr_db: Tensor, gap_db: float = SIDE_GAP
         gap_db: [dB].
 
     Returns:
-        Float32 `[batch]`.
+        Int64 `[batch]`.
     """
     rate = torch.log2(1 + 10 ** ((snr_db.double() - gap_db) / 10))
-    return torch.ceil(bits.double() / rate).where(bits > 0, 0.0).float()
+    return torch.ceil(bits.double() / rate).where(bits > 0, 0.0).long()
 
 
 def normalise_power(symbols: Tensor, used: Tensor | None = None, convention: Convention | str = STANDARD) -> Tensor:
@@ -243,17 +243,18 @@ class Transmission:
         return energy / self.used.sum(1).clamp(min=1)
 
     def uses(self, snr_db: Tensor | float, gap_db: float = SIDE_GAP_DB) -> Tensor:
-        """Channel uses of each image: sent symbols, and the side information in whole symbols; without pilots.
+        """Symbols of each image: those sent, and those of the side information; without pilots.
+
+        They are its channel uses where a channel use carries one symbol; `Received.uses` tells them for any channel.
 
         Args:
             snr_db: SNR per complex symbol, which decides the rate of the side information [dB], `[batch]`.
             gap_db: See `side_information_uses` [dB].
 
         Returns:
-            Float32 `[batch]`.
+            Int64 `[batch]`.
         """
-        side = side_information_uses(self.side_bits, per_image(snr_db, self.symbols), gap_db)
-        return self.used.sum(1).to(side) + side
+        return self.used.sum(1) + side_information_uses(self.side_bits, per_image(snr_db, self.symbols), gap_db)
 
 
 @dataclass(frozen=True)
@@ -267,8 +268,9 @@ class Received:
         noise_variance: Variance of the noise on each symbol, the equaliser's gain taken out: power / effective SNR,
             `[batch, k]`; it includes the error of the channel's estimate. Finite also where no symbol was sent.
         gain: Real factor on the sent symbol (the bias of MMSE equalisation; 1 without), `[batch, k]`.
-        data_uses: Channel uses that the sent symbols took (a MIMO channel carries several in one), int64 `[batch]`.
-        pilot_uses: Channel uses that pilots took, int64 `[batch]`.
+        data_uses: Channel uses of the sent symbols and of the side information, which goes in the same frame as further
+            symbols (a MIMO channel use carries several symbols), int64 `[batch]`.
+        pilot_uses: Channel uses of the pilots of that frame, int64 `[batch]`.
         power: Mean |x|² of sent symbols under the channel's convention.
     """
 
@@ -291,10 +293,10 @@ class Received:
         """The sent symbols plus noise of `noise_variance`, complex64 `[batch, k]`: large where the channel fades."""
         return self.symbols / self.gain
 
-    def uses(self, sent: Transmission, gap_db: float = SIDE_GAP_DB) -> Tensor:
-        """All channel uses of each image, side information and pilots included, float32 `[batch]`."""
-        side = side_information_uses(sent.side_bits, self.snr_db, gap_db)
-        return self.data_uses.to(side) + self.pilot_uses + side
+    @property
+    def uses(self) -> Tensor:
+        """All channel uses of each image, side information and pilots included, int64 `[batch]`."""
+        return self.data_uses + self.pilot_uses
 
 
 def _check_symbols(symbols: Tensor, used: Tensor | None) -> None:

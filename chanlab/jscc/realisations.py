@@ -28,6 +28,7 @@ from chanlab.channels import (
 from chanlab.data import Store
 from chanlab.data.coverage import anchors_around, usable_samples
 from chanlab.data.draws import FIXED, START, uniform
+from chanlab.data.recipe import build_source, load_recipe
 from chanlab.data.views import CSIView
 from chanlab.errors import UsageError
 
@@ -155,7 +156,7 @@ class SourceRealisations(Realisations):
     A store of the same source is faster for anything that is traced.
 
     Args:
-        source: The source.
+        source: The source, or the name or file of a recipe (`datasets/`), whose source is taken.
         samples: Number of channels, whole groups of the source.
         seed: Seed of the source.
         first: Sample id of the first one: apart for training, validation and test.
@@ -168,13 +169,15 @@ class SourceRealisations(Realisations):
 
     def __init__(
         self,
-        source: Source,
+        source: Source | str,
         samples: int = 1024,
         seed: int = 0,
         first: int = 0,
         tx_array: PlanarArray | None = None,
         rx_array: PlanarArray | None = None,
     ) -> None:
+        if isinstance(source, str):
+            source = build_source(load_recipe(source))
         if getattr(source, "payload", "paths") == "cir":
             raise UsageError("a source of impulse responses has its own instants: give its model to ModelRealisations.")
         if samples < 1 or samples % source.group or first % source.group:

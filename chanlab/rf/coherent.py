@@ -10,6 +10,7 @@ from torch import Tensor
 from chanlab.errors import UsageError
 from chanlab.rf.coherent_gemm import coherent_sum_backward, coherent_sum_forward
 from chanlab.rf.coherent_reference import coherent_sum_reference
+from chanlab.rf.plain import plain
 
 Backend = Literal["reference", "gemm", "cuda"]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -46,7 +47,8 @@ def coherent_sum(
         wavelength: λ of the array phases [m].
         transmittance: T [linear], real or complex `[..., path]`; None is 1.
         backend: `reference` (dense, in float64 whatever the gain: the definition), `gemm` (matrix products over blocks
-            of paths, on any device) or `cuda` (one fused kernel, complex64, compiled on first use); None is `gemm`.
+            of paths, on any device) or `cuda` (one fused kernel, complex64, compiled on first use); None is `cuda` for
+            complex64 on a CUDA device and `gemm` for everything else.
 
     Returns:
         Complex `[..., rx_ant, tx_ant, subcarrier]`; the batch axes `...` are those of all inputs, broadcast.
@@ -70,7 +72,10 @@ def coherent_sum(
     if backend == "reference":
         result = coherent_sum_reference(*inputs, frequencies, wavelength).to(gain.dtype)
     elif backend is None or backend in get_args(Backend):
-        result = torch.ops.chanlab.coherent_sum(*inputs, frequencies, wavelength, backend or "gemm")
+        if backend is None:
+            backend = "cuda" if gain.is_cuda and gain.dtype == torch.complex64 else "gemm"
+        call = _call if plain((*inputs, frequencies)) else torch.ops.chanlab.coherent_sum
+        result = call(*inputs, frequencies, wavelength, backend)
     else:
         raise UsageError(f"unknown back end {backend!r}; known are {', '.join(get_args(Backend))}.")
     return result.reshape(*batch, *result.shape[1:])
@@ -116,6 +121,45 @@ def _broadcast(*inputs: Tensor) -> tuple[Inputs, torch.Size]:
     return (g, t, u, w, p, q), batch
 
 
+def _compute(*arguments: Any) -> Tensor:
+    *inputs, backend = arguments
+    if backend == "cuda":
+        from chanlab.rf.coherent_cuda import coherent_sum_forward as fused
+
+        return fused(*inputs)
+    return coherent_sum_forward(*inputs)
+
+
+def _compute_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *inputs, backend = arguments
+    if backend == "cuda":
+        from chanlab.rf.coherent_cuda import coherent_sum_backward as fused
+
+        return fused(*inputs)
+    return coherent_sum_backward(*inputs)
+
+
+class _Sum(torch.autograd.Function):
+    """The operator for plain tensors, without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        _setup(ctx, arguments, arguments[0])
+        return _compute(*arguments)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = _compute_backward(grad, *ctx.saved_tensors, ctx.wavelength, ctx.backend)
+        return (*gradients, None, None, None)
+
+
+def _call(*arguments: Any) -> Tensor:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in arguments[:6]):
+        return _Sum.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+    return _compute(*arguments)
+
+
 @torch.library.custom_op("chanlab::coherent_sum", mutates_args=())
 def _forward(
     gain: Tensor,
@@ -129,11 +173,7 @@ def _forward(
     backend: str,
 ) -> Tensor:
     inputs = (gain, delay, departure, arrival, tx_positions, rx_positions, frequencies)
-    if backend == "cuda":
-        from chanlab.rf.coherent_cuda import coherent_sum_forward as fused
-
-        return fused(*inputs, wavelength)
-    return coherent_sum_forward(*inputs, wavelength)
+    return _compute(*inputs, wavelength, backend)
 
 
 @_forward.register_fake
@@ -165,11 +205,7 @@ def _backward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = (gain, delay, departure, arrival, tx_positions, rx_positions, frequencies)
-    if backend == "cuda":
-        from chanlab.rf.coherent_cuda import coherent_sum_backward as fused
-
-        return fused(grad, *inputs, wavelength)
-    return coherent_sum_backward(grad, *inputs, wavelength)
+    return _compute_backward(grad, *inputs, wavelength, backend)
 
 
 @_backward.register_fake

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from chanlab.errors import ChanlabError, UsageError
 from chanlab.rf.build import library
 from chanlab.rf.panorama import Panorama
+from chanlab.rf.plain import plain
 
 TILE_WIDTH, TILE_HEIGHT = 16, 8
 """As in `kernels/sphere.h`."""
@@ -19,13 +21,17 @@ TILE_WIDTH, TILE_HEIGHT = 16, 8
 MAX_CHANNELS = 38
 """Of the CUDA kernels."""
 
+ITEM_THREADS, MOST_TILES = 256, 4096
+"""As in `kernels/sphere_lists.cuh`."""
+
 INPUTS = ("means", "quaternions", "scales", "opacities", "signals", "receivers", "rotations")
 
 _GIVEN = ", ".join(f"Tensor {name}" for name in INPUTS)
 _ASKED = "int height, int width, float lowest, float highest, float start, float nearest, float blur"
 torch.library.define(
     "chanlab::rasterize_sphere",
-    f"({_GIVEN}, {_ASKED}, bool statistics, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"({_GIVEN}, {_ASKED}, bool statistics, int capacity, int slot) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "chanlab::rasterize_sphere_backward",
@@ -55,30 +61,38 @@ class _Asked(NamedTuple):
     blur: float
 
     def problem(self, signals: Tensor, receivers: Tensor) -> _Problem:
-        image = Panorama(self.height, self.width, self.lowest, self.highest, self.start)
-        n, channels = signals.shape
-        sizes = (n, receivers.shape[0], channels, self.height, self.width)
-        return _Problem(*sizes, self.lowest, image.row_step, self.start, image.column_step, self.nearest, self.blur)
+        return _problem(self, signals.shape[0], receivers.shape[0], signals.shape[1])
+
+
+@functools.lru_cache(maxsize=64)
+def _problem(asked: _Asked, gaussians: int, receivers: int, channels: int) -> _Problem:
+    image = Panorama(*asked[:5])
+    sizes = (gaussians, receivers, channels, asked.height, asked.width)
+    return _Problem(*sizes, asked.lowest, image.row_step, asked.start, image.column_step, asked.nearest, asked.blur)
 
 
 def rasterize(
     inputs: tuple[Tensor, ...], panorama: Panorama, nearest: float, blur: float, statistics: bool, capacity: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Image, transmittance, radius, weight and peak (the last two empty without `statistics`), by the kernels."""
-    asked = _Asked(panorama.height, panorama.width, panorama.lowest, panorama.highest, panorama.start, nearest, blur)
+    asked = (panorama.height, panorama.width, panorama.lowest, panorama.highest, panorama.start, nearest, blur)
+    draw = _draw if plain(inputs) else torch.ops.chanlab.rasterize_sphere
     if inputs[0].device.type != "cuda":
-        out = torch.ops.chanlab.rasterize_sphere(*inputs, *asked, statistics, 0)
-        return tuple(out[:5])  # type: ignore[return-value]
+        out = draw(*inputs, *asked, statistics, 0, -1)
+        return tuple(out[:5])
     if inputs[0].dtype != torch.float32:
         raise UsageError("The CUDA kernels compute in float32: convert the inputs with .float(), or use `reference`.")
     if inputs[4].shape[1] > MAX_CHANNELS:
         raise UsageError(
             f"The CUDA kernels take up to {MAX_CHANNELS} channels, got {inputs[4].shape[1]}; render in parts."
         )
-    room = _ROOM.before(inputs[0], inputs[5].shape[0], panorama, capacity)
-    out = torch.ops.chanlab.rasterize_sphere(*inputs, *asked, statistics, room)
-    _ROOM.after(inputs[0], inputs[5].shape[0], panorama, room, out[6])
-    return tuple(out[:5])  # type: ignore[return-value]
+    room, slot = _ROOM.before(inputs[0], inputs[5].shape[0], panorama, capacity)
+    try:
+        out = draw(*inputs, *asked, statistics, room, slot)
+    except BaseException:
+        _ROOM.forget(slot)
+        raise
+    return tuple(out[:5])
 
 
 def check() -> None:
@@ -93,41 +107,65 @@ def check() -> None:
 class _Room:
     """How many pairs of tile and Gaussian CUDA calls get room for: what the largest call before needed, and a quarter.
 
-    A call's count comes back without waiting for it: it is copied to pinned memory behind the kernels, and looked at
-    when a later call finds the copy done.
+    A call's count comes back without waiting for it: the device writes it into a slot of pinned memory, which is looked
+    at when a later call is made.
     """
+
+    SLOTS = 64
+    EMPTY = -1
 
     def __init__(self) -> None:
         self._rooms: dict[tuple[Any, ...], int] = {}
-        self._pending: list[tuple[tuple[Any, ...], int, Tensor, torch.cuda.Event]] = []
+        self._pending: dict[int, tuple[tuple[Any, ...], int]] = {}
+        self._free: list[int] = []
+        self._slots: Any = None
+        self._pinned: Tensor | None = None
 
-    def before(self, means: Tensor, receivers: int, panorama: Panorama, asked: int | None) -> int:
+    def before(self, means: Tensor, receivers: int, panorama: Panorama, asked: int | None) -> tuple[int, int]:
+        """Room for a call, and the slot for its count; -1: none."""
         most = max(1, means.shape[0] * receivers * _tiles(panorama.height, panorama.width))
         guess = max(1 << 16, 24 * means.shape[0] * receivers)
         if torch.compiler.is_compiling():
-            return min(most, asked or guess)
-        if not torch.cuda.is_current_stream_capturing():
-            self._collect(wait=False)
-        return min(most, asked or self._rooms.get(self._key(means, receivers, panorama), guess))
+            return min(most, asked or guess), -1
+        capturing = torch.cuda.is_current_stream_capturing()
+        if not capturing:
+            self._collect()
+        key = (means.device.index, receivers, panorama)
+        room = min(most, asked or self._rooms.get(key, guess))
+        if capturing or not means.shape[0]:
+            return room, -1
+        if self._pinned is None:
+            self._pinned = torch.full((self.SLOTS,), self.EMPTY, dtype=torch.int64).pin_memory()
+            self._slots = self._pinned.numpy()
+            self._free = list(range(self.SLOTS))
+        if not self._free:
+            return room, -1
+        slot = self._free.pop()
+        self._pending[slot] = (key, room)
+        return room, slot
 
-    def after(self, means: Tensor, receivers: int, panorama: Panorama, room: int, state: Tensor) -> None:
-        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing() or len(self._pending) > 64:
-            return
-        count = torch.empty(1, dtype=torch.int64, pin_memory=True)
-        count.copy_(state[:2].view(torch.int64), non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._pending.append((self._key(means, receivers, panorama), room, count, event))
+    def forget(self, slot: int) -> None:
+        """A call that failed before it was launched."""
+        if self._pending.pop(slot, None):
+            self._free.append(slot)
+
+    def address(self, slot: int) -> int | None:
+        """Of a slot."""
+        return None if slot < 0 or self._pinned is None else self._pinned.data_ptr() + 8 * slot
 
     def check(self) -> None:
-        self._collect(wait=True)
+        """Look at all counts, waiting for them."""
+        for device in {key[0] for key, _ in self._pending.values()}:
+            torch.cuda.synchronize(device)
+        self._collect()
 
-    def _collect(self, wait: bool) -> None:
+    def _collect(self) -> None:
         short = None
-        while self._pending and (wait or self._pending[0][3].query()):  # type: ignore[no-untyped-call]
-            key, room, count, event = self._pending.pop(0)
-            event.synchronize()
-            need = int(count)
+        for slot in [slot for slot in self._pending if self._slots[slot] != self.EMPTY]:
+            key, room = self._pending.pop(slot)
+            need = int(self._slots[slot])
+            self._slots[slot] = self.EMPTY
+            self._free.append(slot)
             wanted = max(1 << 12, need + need // 4)
             if need > room or wanted > self._rooms.get(key, 0) or 4 * wanted < self._rooms[key]:
                 self._rooms[key] = wanted
@@ -139,10 +177,6 @@ class _Room:
                 f"{short[1]}; its image is NaN. Repeat it (room is larger now), or pass capacity={short[0]}."
             )
 
-    @staticmethod
-    def _key(means: Tensor, receivers: int, panorama: Panorama) -> tuple[Any, ...]:
-        return (means.device.index, receivers, panorama)
-
 
 _ROOM = _Room()
 
@@ -152,8 +186,15 @@ def _tiles(height: int, width: int) -> int:
 
 
 def _state_words(gaussians: int, receivers: int, height: int, width: int, capacity: int) -> int:
-    """Size of what a CUDA backward pass needs from its forward pass [int32]; `State` in `sphere.cu` lays it out."""
-    return 4 + 15 * gaussians * receivers + capacity + receivers * _tiles(height, width) + 1
+    """Size of what a CUDA backward pass needs from its forward pass [int32]; `State` in the kernels lays it out."""
+    return 4 + 12 * gaussians * receivers + capacity + receivers * _tiles(height, width) + 1
+
+
+def _scratch_words(gaussians: int, receivers: int, height: int, width: int, capacity: int) -> int:
+    """Size of what a CUDA forward pass needs for itself [int32]; `Scratch` in the kernels lays it out."""
+    tiles = _tiles(height, width)
+    blocks = receivers * -(-gaussians // ITEM_THREADS) if tiles <= MOST_TILES else 0
+    return 2 * capacity + 3 * gaussians * receivers + (2 * receivers + blocks) * tiles + 1
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> Any:
@@ -194,6 +235,7 @@ def _fake(
     blur: float,
     statistics: bool,
     capacity: int,
+    slot: int,
 ) -> tuple[Tensor, ...]:
     cuda = means.device.type == "cuda"
     words = _state_words(means.shape[0], receivers.shape[0], height, width, capacity) if cuda else 0
@@ -234,7 +276,7 @@ def _cpu_backward(*arguments: Any) -> tuple[Tensor, ...]:
 def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
     inputs = [x.contiguous() for x in arguments[:7]]
     asked = _Asked(*arguments[7:14])
-    statistics, capacity = arguments[14:16]
+    statistics, capacity, slot = arguments[14:]
     means, receivers = inputs[0], inputs[5]
     items = means.shape[0] * receivers.shape[0]
     words = _state_words(means.shape[0], receivers.shape[0], asked.height, asked.width, capacity)
@@ -248,19 +290,19 @@ def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
             f"rasterize_sphere: {items} Gaussians times receivers are too many; render fewer receivers at once."
         )
     kernels, problem = _cuda_library(), asked.problem(inputs[4], receivers)
-    need = ctypes.c_int64()
-    device, room = means.device.index, ctypes.c_int64(capacity)
-    _launched(kernels.sphere_cuda_scratch(ctypes.byref(problem), room, device, ctypes.byref(need)))
-    scratch = means.new_empty(need.value, dtype=torch.uint8)
+    size = _scratch_words(means.shape[0], receivers.shape[0], asked.height, asked.width, capacity)
+    scratch = means.new_empty(size, dtype=torch.int32)
     shown = [*outputs[:3], *(outputs[3:5] if statistics else (None, None)), *outputs[5:]]
-    stream = ctypes.c_void_p(torch.cuda.current_stream(means.device).cuda_stream)
+    device, room, told = means.device.index, ctypes.c_int64(capacity), ctypes.c_void_p(_ROOM.address(slot))
     given, made, memory = _pointers(inputs), _pointers(shown), ctypes.c_void_p(scratch.data_ptr())
-    _launched(kernels.sphere_cuda_forward(ctypes.byref(problem), room, device, given, made, memory, need, stream))
+    stream = ctypes.c_void_p(_stream(device))
+    _launched(kernels.sphere_cuda_forward(ctypes.byref(problem), room, device, given, made, memory, told, stream))
     return outputs
 
 
 def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    by_image, by_transmittance, *inputs = (x.contiguous() for x in arguments[:9])
+    by_image, *inputs = (x.contiguous() for x in (arguments[0], *arguments[2:9]))
+    by_transmittance = None if arguments[1] is None else arguments[1].contiguous()
     transmittance, last, state = arguments[9:12]
     asked = _Asked(*arguments[12:19])
     capacity, poses = arguments[19:21]
@@ -271,7 +313,7 @@ def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
     outputs = tuple(torch.empty_like(x) for x in inputs)
     kernels, problem = _cuda_library(), asked.problem(signals, receivers)
     sums = means.new_empty(items * (10 + signals.shape[1]))
-    stream = ctypes.c_void_p(torch.cuda.current_stream(means.device).cuda_stream)
+    stream = ctypes.c_void_p(_stream(means.device.index))
     given = _pointers([*inputs, by_image, by_transmittance, transmittance, last, state])
     made, memory, room = _pointers(outputs), ctypes.c_void_p(sums.data_ptr()), ctypes.c_int64(capacity)
     device = means.device.index
@@ -279,6 +321,11 @@ def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
         kernels.sphere_cuda_backward(ctypes.byref(problem), room, device, given, made, memory, int(poses), stream)
     )
     return outputs
+
+
+def _stream(device: int) -> int:
+    """The current stream, as CUDA knows it."""
+    return torch.cuda.current_stream(device).cuda_stream
 
 
 def _cuda_library() -> ctypes.CDLL:
@@ -301,31 +348,58 @@ def _succeed(code: int) -> None:
         raise ChanlabError("rasterize_sphere: out of memory. Render fewer receivers, Gaussians or channels at once.")
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, transmittance, radius, weight, peak, last, state = output
     ctx.save_for_backward(*inputs[:7], transmittance, last, state)
     ctx.mark_non_differentiable(radius, weight, peak, last, state)
     ctx.asked, ctx.capacity = inputs[7:14], inputs[15]
 
 
-def _backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None, *_: Any) -> tuple[Any, ...]:
+def _pull(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None, backward: Any) -> tuple[Any, ...]:
     *inputs, transmittance, last, state = ctx.saved_tensors
     means, signals = inputs[0], inputs[4]
-    if by_transmittance is None:
+    if by_transmittance is None and backward is not _cuda_backward:
         by_transmittance = torch.zeros_like(transmittance)
     if by_image is None:
         b, *size = transmittance.shape
         by_image = means.new_zeros(b, signals.shape[1], *size)
     poses = any(ctx.needs_input_grad[5:7])
-    gradients = torch.ops.chanlab.rasterize_sphere_backward(
+    gradients = backward(
         by_image, by_transmittance, *inputs, transmittance, last, state, *ctx.asked, ctx.capacity, poses
     )
     wanted = (g if want else None for g, want in zip(gradients, ctx.needs_input_grad[:7], strict=True))
-    return (*wanted, *(None,) * 9)
+    return (*wanted, *(None,) * 10)
+
+
+def _backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    return _pull(ctx, by_image, by_transmittance, torch.ops.chanlab.rasterize_sphere_backward)
+
+
+class _Draw(torch.autograd.Function):
+    """The operator for plain tensors: the same kernels without the dispatcher, which takes longer than they do."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        output = (_cuda if arguments[0].is_cuda else _cpu)(*arguments)
+        _keep(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        cuda = ctx.saved_tensors[0].is_cuda
+        return _pull(ctx, by_image, by_transmittance, _cuda_backward if cuda else _cpu_backward)
+
+
+def _draw(*arguments: Any) -> tuple[Tensor, ...]:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in arguments[:7]):
+        return _Draw.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+    return (_cuda if arguments[0].is_cuda else _cpu)(*arguments)
 
 
 torch.library.impl("chanlab::rasterize_sphere", "CPU", _cpu)
 torch.library.impl("chanlab::rasterize_sphere_backward", "CPU", _cpu_backward)
 torch.library.impl("chanlab::rasterize_sphere", "CUDA", _cuda)
 torch.library.impl("chanlab::rasterize_sphere_backward", "CUDA", _cuda_backward)
-torch.library.register_autograd("chanlab::rasterize_sphere", _backward, setup_context=_setup_context)
+torch.library.register_autograd("chanlab::rasterize_sphere", _backward, setup_context=_keep)

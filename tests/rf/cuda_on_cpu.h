@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <numeric>
 #include <vector>
 
 #define __global__
@@ -77,6 +76,17 @@ inline void meet() {
     while (warp.turn == turn) pass_on();
 }
 
+// At which all threads of the block meet that have not returned.
+inline int block_waiting, block_turn;
+inline void meet_all() {
+    const int turn = block_turn, living = int(std::count_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return !f.done; }));
+    if (++block_waiting == living) {
+        block_waiting = 0;
+        ++block_turn;
+    }
+    while (block_turn == turn) pass_on();
+}
+
 // Every lane gives a word and sees all 32.
 template <class F>
 auto together(uint32_t given, F use) {
@@ -101,6 +111,7 @@ void launch(unsigned blocks, int threads, F call, Arguments... arguments) {
     fibers.resize(threads);
     for (block.x = 0; block.x < blocks; ++block.x) {
         warps.assign((threads + 31) / 32, Warp());
+        block_waiting = 0;
         for (int t = 0; t < threads; ++t) {
             Fiber& fiber = fibers[t];
             fiber.stack.resize(1 << 16);
@@ -115,7 +126,7 @@ void launch(unsigned blocks, int threads, F call, Arguments... arguments) {
         for (int idle = 0, left = threads; left;) {
             const int before = left;
             const auto turns = [] {
-                int sum = 0;
+                int sum = block_turn;
                 for (const Warp& warp : warps) sum += warp.turn;
                 return sum;
             };
@@ -150,10 +161,17 @@ To bits(From from) {
 #define blockDim (emulation::block_size)
 
 using std::max;
+using std::min;
 
 template <class T>
 T __shfl_sync(unsigned, T x, int from) {
-    return emulation::together(emulation::bits<uint32_t>(x), [=](const uint32_t* s) { return emulation::bits<T>(s[from]); });
+    if constexpr (sizeof(T) == 8) {
+        const uint64_t word = emulation::bits<uint64_t>(x);
+        const uint64_t low = __shfl_sync(0u, uint32_t(word), from), high = __shfl_sync(0u, uint32_t(word >> 32), from);
+        return emulation::bits<T>(high << 32 | low);
+    } else {
+        return emulation::together(emulation::bits<uint32_t>(x), [=](const uint32_t* s) { return emulation::bits<T>(s[from]); });
+    }
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T x, int m) {
@@ -168,6 +186,7 @@ inline unsigned __ballot_sync(unsigned, bool p) {
 }
 inline bool __any_sync(unsigned mask, bool p) { return __ballot_sync(mask, p); }
 inline void __syncwarp() { emulation::meet(); }
+inline void __syncthreads() { emulation::meet_all(); }
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
 inline uint32_t __float_as_uint(float x) { return emulation::bits<uint32_t>(x); }
@@ -178,49 +197,5 @@ T __ldg(const T* p) {
     return *p;
 }
 inline float atomicAdd(float* to, float x) { return *to += x; }
+inline int atomicAdd(int* to, int x) { return (*to += x) - x; }
 inline int atomicMax(int* to, int x) { return *to = std::max(*to, x); }
-
-namespace thrust {
-template <class T>
-struct counting_iterator {
-    T at;
-    explicit counting_iterator(T start) : at(start) {}
-};
-template <class F, class T>
-struct transform_iterator {
-    F f;
-    T at;
-    auto operator[](int64_t i) const { return f(at + i); }
-};
-template <class T, class F>
-transform_iterator<F, T> make_transform_iterator(counting_iterator<T> from, F f) {
-    return {f, from.at};
-}
-}  // namespace thrust
-
-namespace cub {
-struct DeviceRadixSort {
-    static cudaError_t SortPairs(void* memory, size_t& bytes, const uint32_t* keys, uint32_t* sorted,
-                                 const int32_t* values, int32_t* carried, int count, int low, int high, cudaStream_t) {
-        if (!memory) return bytes = 1, 0;
-        const auto key = [=](int i) { return uint32_t(uint64_t(keys[i]) % (uint64_t(1) << high) >> low); };
-        std::vector<int> order(count);
-        std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return key(a) < key(b); });
-        for (int i = 0; i < count; ++i) {
-            sorted[i] = keys[order[i]];
-            carried[i] = values[order[i]];
-        }
-        return 0;
-    }
-};
-struct DeviceScan {
-    template <class In, class Out>
-    static cudaError_t InclusiveSum(void* memory, size_t& bytes, In in, Out out, int count, cudaStream_t) {
-        if (!memory) return bytes = 1, 0;
-        std::decay_t<decltype(out[0])> sum = 0;
-        for (int i = 0; i < count; ++i) out[i] = sum += in[i];
-        return 0;
-    }
-};
-}  // namespace cub

@@ -131,7 +131,12 @@ MUTATIONS = (
     Mutation("no blur", HEADER, "const T c11 = p11 + blur, c22", "const T c11 = p11, c22"),
     Mutation("blur missing in the determinant", HEADER, "+ blur * (p11 + p22) + blur * blur;", "+ blur * blur;"),
     Mutation("near Gaussians drawn", HEADER, "p.visible = p.distance > nearest &&", "p.visible = p.distance >= 0 &&"),
-    Mutation("antipode drawn", HEADER, "o.alpha = c < T(WIDE ? COSINE_CUT : 0.0) ? T(0) : alpha;", "o.alpha = alpha;"),
+    Mutation(
+        "antipode drawn",
+        HEADER,
+        "o.alpha = c < T(REACH == NEAR ? NEAR_COSINE : REACH == HALF ? 0.0 : COSINE_CUT) ? T(0) : alpha;",
+        "o.alpha = alpha;",
+    ),
     # Gradients.
     Mutation("basis not carried along", HEADER, "sum.u[i] - p.a[i] * au - p.b[i] * bu", "sum.u[i]"),
     Mutation("covariance not carried along", HEADER, "by_u[i] -= 2 * inverse2 * turned * um;", ""),

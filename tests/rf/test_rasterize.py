@@ -273,7 +273,7 @@ def test_operator_keeps_the_rules_of_torch(panorama):
     for dtype in (torch.float32, torch.float64):
         given = [x.to(dtype).requires_grad_() for x in inputs]
         asked = (panorama.height, panorama.width, panorama.lowest, panorama.highest, panorama.start, 0.01, 0.003)
-        torch.library.opcheck(torch.ops.chanlab.rasterize_sphere, (*given, *asked, True, 0))
+        torch.library.opcheck(torch.ops.chanlab.rasterize_sphere, (*given, *asked, True, 0, -1))
 
 
 def test_compiled_code_draws_the_same():

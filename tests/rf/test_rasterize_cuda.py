@@ -73,6 +73,29 @@ def test_large_scene_as_on_the_cpu():
         assert (a.cpu() - b).norm() <= 0.05 * b.norm()
 
 
+def test_more_tiles_than_a_block_counts_as_on_the_cpu():
+    inputs = on_gpu(scene(3000, receivers=2, seed=38, scales=(0.005, 0.05)))
+    panorama = Panorama.sphere(600, 1200)
+    weights = weights_like(inputs, panorama)
+    want, by_want = gradients([x.cpu() for x in inputs], panorama, "cpu", *weights)
+    made, found = gradients(inputs, panorama, "cuda", *weights)
+    error = (made.image.cpu() - want.image).abs()
+    assert error.median() < 1e-6
+    assert (error > 1e-3).float().mean() < 0.01
+    for a, b in zip(found, by_want, strict=True):
+        assert (a.cpu() - b).norm() <= 0.05 * b.norm()
+
+
+def test_lists_of_many_chunks_as_on_the_cpu():
+    inputs = on_gpu(scene(9000, seed=39, scales=(0.05, 0.3), opacities=(0.004, 0.01)))
+    panorama = Panorama.sphere(16, 32)
+    want, by_want = gradients([x.cpu() for x in inputs], panorama, "cpu", *weights_like(inputs, panorama))
+    made, found = gradients(inputs, panorama, "cuda", *weights_like(inputs, panorama))
+    torch.testing.assert_close(made.image.cpu(), want.image, rtol=1e-3, atol=0.02)
+    for a, b in zip(found, by_want, strict=True):
+        assert (a.cpu() - b).norm() <= 0.05 * b.norm()
+
+
 def test_no_room_is_nan_and_raises_at_the_next_check():
     inputs = on_gpu(scene(300, seed=32))
     panorama = Panorama.sphere(31, 61)
@@ -161,4 +184,4 @@ def test_operator_keeps_the_rules_of_torch():
     inputs = [x.requires_grad_() for x in on_gpu(scene(12, receivers=2, seed=37))]
     asked = (SPHERE.height, SPHERE.width, SPHERE.lowest, SPHERE.highest, SPHERE.start, 0.01, 0.003)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")  # atomics: not the same bits twice
-    torch.library.opcheck(torch.ops.chanlab.rasterize_sphere, (*inputs, *asked, True, 5000), test_utils=tests)
+    torch.library.opcheck(torch.ops.chanlab.rasterize_sphere, (*inputs, *asked, True, 5000, -1), test_utils=tests)

@@ -16,27 +16,35 @@ from chanlab.rf import Panorama, build, sphere
 LAUNCH = re.compile(r"(\w+(?:<decltype\(bound\)::value>)?)<<<(.*?), (\w+), 0, stream>>>\(", re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
-    """The library of `sphere.cu` with launches turned into calls of the emulation."""
-    folder = tmp_path_factory.mktemp("emulation")
+def emulation(folder, most_tiles):
+    """The library of `sphere.cu`, launches emulated; small scenes have many chunks and blocks."""
     text = (build.KERNELS / "sphere.cu").read_text(encoding="utf-8")
-    text = re.sub(r"#include <(cub|thrust)/.*>", "", text)
     text, count = LAUNCH.subn(r"emulation::launch(\2, \3, [](auto... a) { \1(a...); }, ", text)
     assert count == text.count("emulation::launch") >= 5
     assert "<<<" not in text
     source, library = folder / "sphere.cpp", folder / "sphere.so"
     source.write_text(f'#include "{Path(__file__).with_name("cuda_on_cpu.h")}"\n{text}')
-    command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{build.KERNELS}", source, "-o"]
+    command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{build.KERNELS}"]
+    command += ["-DSPHERE_BLOCK=32", "-DSPHERE_CHUNK=64", f"-DSPHERE_MOST_TILES={most_tiles}", source, "-o"]
     done = subprocess.run([*map(str, command), str(library)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(library))
 
 
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    return emulation(tmp_path_factory.mktemp("emulation"), 4096)
+
+
 @pytest.fixture
 def cuda(emulated, monkeypatch):
+    return through(emulated, monkeypatch)
+
+
+def through(library, monkeypatch):
     """Calls the CUDA implementations of the operator with tensors of the CPU."""
-    monkeypatch.setattr(sphere, "_cuda_library", lambda: emulated)
+    monkeypatch.setattr(sphere, "_cuda_library", lambda: library)
+    monkeypatch.setattr(sphere, "ITEM_THREADS", 32)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=0))
 
     def call(inputs, panorama, by_image, by_transmittance, capacity=20_000, poses=True):
@@ -44,10 +52,10 @@ def cuda(emulated, monkeypatch):
         size = (panorama.height, panorama.width)
         blur = 0.3 * panorama.row_step**2
         asked = (*size, panorama.lowest, panorama.highest, panorama.start, 0.01, blur)
-        image, through, *seen, last, state = sphere._cuda(*given, *asked, True, capacity)
-        by = (by_image.float(), by_transmittance.float())
-        found = sphere._cuda_backward(*by, *given, through, last, state, *asked, capacity, poses)
-        return image, through, seen, found, state[:4].view(torch.int64)
+        image, left, *seen, last, state = sphere._cuda(*given, *asked, True, capacity, -1)
+        by = (by_image.float(), by_transmittance if by_transmittance is None else by_transmittance.float())
+        found = sphere._cuda_backward(*by, *given, left, last, state, *asked, capacity, poses)
+        return image, left, seen, found, state[:4].view(torch.int64)
 
     return call
 
@@ -87,6 +95,34 @@ def test_channels(cuda, channels):
         assert (a - b).norm() <= 1e-3 * b.norm()
 
 
+def test_lists_of_many_chunks_are_merged_by_distance(cuda):
+    inputs = [x.float() for x in scene(330, receivers=2, seed=31, scales=(0.2, 0.9))]
+    inputs[3] *= 0.05  # so that the furthest count
+    panorama = Panorama.sphere(8, 16)
+    weights = weights_like(inputs, panorama)
+    want, by_want = gradients(inputs, panorama, "cpu", *weights)
+    image, through, _, found, status = cuda(inputs, panorama, *weights)
+    assert status[0] > 2 * 4 * 64  # one tile for each receiver; chunks of 64
+    torch.testing.assert_close(image, want.image, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(through, want.transmittance, rtol=1e-3, atol=1e-4)
+    for a, b in zip(found, by_want, strict=True):
+        assert (a - b).norm() <= 1e-3 * b.norm()
+
+
+def test_more_tiles_than_a_block_counts(cuda, monkeypatch, tmp_path):
+    inputs = [x.float() for x in scene(40, receivers=2, seed=34)]
+    panorama = Panorama.sphere(20, 40)
+    weights = weights_like(inputs, panorama)
+    want, left, seen, by_want, status = cuda(inputs, panorama, *weights)
+    monkeypatch.setattr(sphere, "MOST_TILES", 8)  # of nine
+    image, through_all, shown, found, again = through(emulation(tmp_path, 8), monkeypatch)(inputs, panorama, *weights)
+    assert torch.equal(image, want)
+    assert torch.equal(through_all, left)
+    assert torch.equal(again, status)
+    for a, b in zip((*shown, *found), (*seen, *by_want), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_room_is_used_to_the_last_pair_and_its_lack_is_nan(cuda):
     inputs = [x.float() for x in scene(40, seed=32)]
     panorama = Panorama.sphere(31, 61)
@@ -103,6 +139,15 @@ def test_room_is_used_to_the_last_pair_and_its_lack_is_nan(cuda):
     assert image.isnan().all()
     assert through.isnan().all()
     assert all(g.isnan().all() for g in found)
+
+
+def test_no_gradient_by_the_transmittance_is_zero(cuda):
+    inputs = scene(20, seed=33)
+    by_image, by_transmittance = weights_like(inputs, SPHERE)
+    *_, want, _ = cuda(inputs, SPHERE, by_image, torch.zeros_like(by_transmittance))
+    *_, found, _ = cuda(inputs, SPHERE, by_image, None)
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_poses_without_gradient_are_zero_and_nothing_is_nothing(cuda):

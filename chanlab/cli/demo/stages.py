@@ -155,8 +155,8 @@ def _judge(settings: Settings, journal: Journal, store: Store, checkpoints: Mapp
     from chanlab.cli.demo.evaluate import nmse_records
     from chanlab.cli.demo.training import ZERO_SHOT, curve_records, network, trainings
     from chanlab.csi.module import load_predictor
-    from chanlab.csi.weights import load_weights
     from chanlab.link import collect
+    from chanlab.weights import load_weights
 
     runs = trainings(settings.model, settings.training)
     node = models.training_config(dict(runs[0].recipe), settings.store, settings.training, settings.seed)["data"]

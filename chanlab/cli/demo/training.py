@@ -72,7 +72,7 @@ def check_weights(model: str) -> None:
         UsageError: They aren't there.
         ChanlabError: They are those of another network.
     """
-    from chanlab.csi.weights import load_weights
+    from chanlab.weights import load_weights
 
     weights = trainings(model, Path())[0].weights
     if weights is not None:

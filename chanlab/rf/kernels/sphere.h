@@ -20,6 +20,7 @@ constexpr double PI = 3.14159265358979323846;
 constexpr double ALPHA_CUT = 1.0 / 255.0;    // less opaque than this: nothing
 constexpr double ALPHA_MAX = 0.999;          // no footprint is quite opaque, so that 1 - alpha divides
 constexpr double TRANSMITTANCE_CUT = 1e-4;   // compositing stops before the transmittance falls below
+constexpr double NEAR_COSINE = 0.9;          // 26 degrees: most footprints end before
 constexpr double COSINE_CUT = -0.995;        // around the antipode of a mean the log map has no direction
 
 // What to draw: image rows go up from `lowest`, columns towards growing azimuth from `start`; angles in radians.
@@ -84,13 +85,39 @@ SPHERE_FN void arc_polynomial(double c, double& value, double& slope) {
     slope *= 2;
 }
 
-// g(c) = (angle / sine)^2 at cosine c: turns squared sines of the tangent plane into the squared log map. If not WIDE, c is
-// not negative where it matters.
-template <bool WIDE, class T>
+// The same where c is 0.9 or more, in 1 - c (1e-9, its slope 6e-7): for single precision.
+SPHERE_FN void short_arc_polynomial(float c, float& value, float& slope) {
+    constexpr float k[] = {1.0f, 0.666666047f, 0.377826936f, 0.201817611f, 0.121740163f};
+    const float t = 1 - c;
+    value = k[4];
+    slope = 0;
+    SPHERE_UNROLL
+    for (int i = 3; i >= 0; --i) {
+        slope = slope * t + value;
+        value = value * t + k[i];
+    }
+    slope = -slope;
+}
+
+// How far a footprint reaches: to NEAR_COSINE, to 90 degrees, or beyond. What reaches less is computed in less time.
+enum Reach { NEAR, HALF, WHOLE };
+
+template <class T>
+SPHERE_FN Reach reach_of(T cosine) {
+    return cosine > T(NEAR_COSINE) ? NEAR : cosine > 0 ? HALF : WHOLE;
+}
+
+// g(c) = (angle / sine)^2 at cosine c: turns squared sines of the tangent plane into the squared log map, where the
+// footprint reaches.
+template <Reach REACH, class T>
 SPHERE_FN void arc(T c, T& g, T& slope) {
+    if constexpr (REACH == NEAR && sizeof(T) == 4) {
+        short_arc_polynomial(c > 1 ? T(1) : c, g, slope);
+        return;
+    }
     const T folded = c < 0 ? -c : c;
     arc_polynomial(folded > 1 ? T(1) : folded, g, slope);
-    if (WIDE && c < 0) {
+    if (REACH == WHOLE && c < 0) {
         T t = (1 - folded) * (1 + folded);
         t = t < T(1e-3) ? T(1e-3) : t;  // only beyond COSINE_CUT
         const T angle = T(PI) - std::sqrt(g * t);
@@ -114,25 +141,35 @@ SPHERE_FN float exponential(float x) {
 #endif
 }
 
+// 1 / x, in single precision on a GPU to 2 ulp and without branches.
+SPHERE_FN double reciprocal(double x) { return 1 / x; }
+SPHERE_FN float reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+    return __fdividef(1.0f, x);
+#else
+    return 1 / x;
+#endif
+}
+
 // How opaque a footprint is along a ray (0 below the cut), with what its gradient needs.
 template <class T>
 struct Opaque {
     T alpha, x, y, g, slope, shape;  // alpha = min(ALPHA_MAX, opacity * shape)
 };
 
-// A footprint that ends before 90 degrees (`cosine` positive) needs not be WIDE.
-template <bool WIDE = true, class T>
+// REACH is that of the footprint's `cosine`, or more.
+template <Reach REACH = WHOLE, class T>
 SPHERE_FN Opaque<T> opaque(const Footprint<T>& f, T wx, T wy, T wz) {
     Opaque<T> o;
     const T c = f.u[0] * wx + f.u[1] * wy + f.u[2] * wz;
     o.x = f.a[0] * wx + f.a[1] * wy + f.a[2] * wz;
     o.y = f.b[0] * wx + f.b[1] * wy + f.b[2] * wz;
-    arc<WIDE>(c, o.g, o.slope);
+    arc<REACH>(c, o.g, o.slope);
     o.shape = exponential(T(-0.5) * o.g * (o.x * o.x + o.y * o.y));
     T alpha = f.opacity * o.shape;
     alpha = alpha > T(ALPHA_MAX) ? T(ALPHA_MAX) : alpha;
     alpha = alpha < T(ALPHA_CUT) ? T(0) : alpha;
-    o.alpha = c < T(WIDE ? COSINE_CUT : 0.0) ? T(0) : alpha;
+    o.alpha = c < T(REACH == NEAR ? NEAR_COSINE : REACH == HALF ? 0.0 : COSINE_CUT) ? T(0) : alpha;
     return o;
 }
 
@@ -157,7 +194,7 @@ SPHERE_FN Pulled<T> opaque_backward(const Footprint<T>& f, const Opaque<T>& o, T
     by.u = by_q * o.slope * (o.x * o.x + o.y * o.y);
     by.a = 2 * by_q * o.g * o.x;
     by.b = 2 * by_q * o.g * o.y;
-    by.opacity = -2 * by_q / f.opacity;
+    by.opacity = -2 * by_q * reciprocal(f.opacity);
     return by;
 }
 
@@ -335,7 +372,7 @@ SPHERE_FN T composite(T alpha, T& transmittance, T& open) {
 // after this footprint to before it. Returns its weight; `by_alpha` is the derivative by its alpha.
 template <class T>
 SPHERE_FN T composite_backward(T alpha, T emitted, T& transmittance, T& behind, T& by_alpha) {
-    const T inverse = 1 / (1 - alpha);
+    const T inverse = reciprocal(1 - alpha);
     transmittance *= inverse;
     by_alpha = transmittance * emitted - behind * inverse;
     const T weight = alpha * transmittance;

@@ -113,13 +113,13 @@ struct Statistics {
 };
 
 // Composites one footprint on pixels `from` to `to`: their weights, the sum and the largest of them.
-template <bool WIDE, class T>
+template <Reach REACH, class T>
 void weigh(const Footprint<T>& f, const Tile<T>& tile, int from, int to, int32_t end, T* through, T* open, T* weights,
            int32_t* ends, T& sum, T& largest) {
     T total = 0, most = 0;
 #pragma omp simd reduction(+ : total) reduction(max : most)
     for (int p = from; p < to; ++p) {
-        const T alpha = opaque<WIDE>(f, tile.x[p], tile.y[p], tile.z[p]).alpha;
+        const T alpha = opaque<REACH>(f, tile.x[p], tile.y[p], tile.z[p]).alpha;
         const T weight = composite(alpha, through[p], open[p]);
         weights[p] = weight;
         ends[p] = weight > 0 ? end : ends[p];
@@ -150,8 +150,9 @@ void composite_tile(const Problem& problem, const T* signals, const Lists<T>& li
         int from, to;
         tile.range(lists.bounds[i], from, to);
         T total, most;
-        (f.cosine > 0 ? weigh<false, T> : weigh<true, T>)(f, tile, from, to, int32_t(k + 1), through, open, weights, ends,
-                                                          total, most);
+        const Reach reach = reach_of(f.cosine);
+        const auto weigh_it = reach == NEAR ? weigh<NEAR, T> : reach == HALF ? weigh<HALF, T> : weigh<WHOLE, T>;
+        weigh_it(f, tile, from, to, int32_t(k + 1), through, open, weights, ends, total, most);
         if (most > 0) {
             for (int64_t c = 0; c < channels; ++c) {
                 const T signal = signals[i * channels + c];
@@ -176,10 +177,10 @@ void composite_tile(const Problem& problem, const T* signals, const Lists<T>& li
 }
 
 // One pixel of the below; apart, because compilers vectorise no loop that has structures of its own.
-template <bool WIDE, class T>
+template <Reach REACH, class T>
 SPHERE_FN T pull_pixel(const Footprint<T>& f, T x, T y, T z, T shown, T emitted, T& through, T& behind, T& by_u, T& by_a,
                        T& by_b, T& by_opacity) {
-    Opaque<T> o = opaque<WIDE>(f, x, y, z);
+    Opaque<T> o = opaque<REACH>(f, x, y, z);
     o.alpha *= shown;
     T by_alpha;
     const T weight = composite_backward(o.alpha, emitted, through, behind, by_alpha);
@@ -192,14 +193,14 @@ SPHERE_FN T pull_pixel(const Footprint<T>& f, T x, T y, T z, T shown, T emitted,
 }
 
 // The gradient's way back through one footprint, the k-th of the list.
-template <bool WIDE, class T>
+template <Reach REACH, class T>
 FootprintGradient<T> pull(const Footprint<T>& f, const Tile<T>& tile, int from, int to, int32_t k, const T* emitted,
                           const int32_t* ends, T* through, T* behind, T* weights) {
     alignas(64) T u[TILE_PIXELS], a[TILE_PIXELS], b[TILE_PIXELS], opacity[TILE_PIXELS];
 #pragma omp simd
     for (int p = from; p < to; ++p) {
         const T shown = k < ends[p] ? T(1) : T(0);
-        weights[p] = pull_pixel<WIDE>(f, tile.x[p], tile.y[p], tile.z[p], shown, emitted[p], through[p], behind[p], u[p],
+        weights[p] = pull_pixel<REACH>(f, tile.x[p], tile.y[p], tile.z[p], shown, emitted[p], through[p], behind[p], u[p],
                                       a[p], b[p], opacity[p]);
     }
     FootprintGradient<T> sum;
@@ -260,8 +261,9 @@ void composite_tile_backward(const Problem& problem, const T* signals, const Lis
 #pragma omp simd
             for (int p = from; p < to; ++p) emitted[p] += gradient[p] * signal;
         }
-        by_footprint[first + k] = (f.cosine > 0 ? pull<false, T> : pull<true, T>)(f, tile, from, to, k, emitted, ends,
-                                                                                  through, behind, weights);
+        const Reach reach = reach_of(f.cosine);
+        const auto pull_it = reach == NEAR ? pull<NEAR, T> : reach == HALF ? pull<HALF, T> : pull<WHOLE, T>;
+        by_footprint[first + k] = pull_it(f, tile, from, to, k, emitted, ends, through, behind, weights);
         for (int64_t c = 0; c < channels; ++c) {
             const T* gradient = by_colour.data() + c * TILE_PIXELS;
             T sum = 0;

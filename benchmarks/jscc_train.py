@@ -1,0 +1,242 @@
+"""Trains codecs of images on the same photographs for the same number of steps, and compares them on held-out ones.
+
+Runs (--arms): `ours`, AdaptiveJSCC for all SNRs and bandwidth ratios at once; `specialists`, the same network for one
+SNR and ratio each; `adjscc`, for one ratio each; `deepjscc`, for one SNR and ratio each. ADJSCC and DeepJSCC have as
+many parameters as ours. All have the same loss, batches, crops, schedule and steps, over AWGN.
+
+Below --out: weights/*.safetensors; runs/*.json, each with its loss and its PSNR on crops (96x96) and photographs
+(512x768) of the test split; results.json, whose intervals come from a bootstrap over photographs; psnr.png. Runs whose
+weights are there are not trained again, and those evaluated not evaluated again, when the command is given again; the
+rest then has as many steps as they had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from jscc_arms import GROUPS, Arm, arms
+from jscc_engine import Engine, Trained
+from jscc_table import SIZES, comparisons, plot, psnr_records, psnr_table
+
+from chanlab.errors import ChanlabError, UsageError
+from chanlab.jscc.codec import as_ratio
+from chanlab.jscc.images import ImageDataModule
+from chanlab.records import save_records
+from chanlab.weights import load_weights, save_weights
+
+EXAMPLES = """examples:
+  python benchmarks/jscc_train.py --images photos --steps 50 --batch 4 --widths 16 24 --arms ours adjscc     (on a CPU)
+  python benchmarks/jscc_train.py --images photos --check --device cuda
+  python benchmarks/jscc_train.py --images photos --minutes 14 --total-minutes 18 --device cuda
+  python benchmarks/jscc_train.py --images photos --evaluate --device cuda
+"""
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=Path, required=True, help="folder of photographs, split by source")
+    parser.add_argument("--arms", nargs="+", default=list(GROUPS), help="groups, or runs by name: deepjscc_1_6_10dB")
+    parser.add_argument("--ratios", nargs="+", default=["1/6", "1/12"], help="k/n compared (default: 1/6 1/12)")
+    parser.add_argument(
+        "--train-ratios",
+        nargs="+",
+        default=["1/24", "1/12", "1/12", "1/8", "1/6", "1/6"],
+        help="k/n that ours draws from",
+    )
+    parser.add_argument("--snrs", nargs="+", type=float, default=[0.0, 5.0, 10.0, 15.0, 20.0], help="[dB]")
+    parser.add_argument("--snr-range", nargs=2, type=float, default=[0.0, 20.0], help="in training [dB]")
+    parser.add_argument("--steps", type=int, help="of every run; default: as runs that are there, or 8000")
+    parser.add_argument("--minutes", type=float, help="of training altogether, from which --steps follows")
+    parser.add_argument("--total-minutes", type=float, default=1e9, help="no run is started that would end later")
+    parser.add_argument("--batch", type=int, default=128, help="crops a step (default: 128)")
+    parser.add_argument("--crop", type=int, default=96, help="size of training crops (default: 96)")
+    parser.add_argument("--scales", nargs="+", type=float, default=[1.0, 0.5], help="of training photographs")
+    parser.add_argument("--widths", nargs=2, type=int, default=[64, 96], help="of ours")
+    parser.add_argument("--depths", nargs=2, type=int, default=[3, 4], help="of ours")
+    parser.add_argument("--kernel", type=int, default=5, help="of ours")
+    parser.add_argument("--loss", choices=["psnr", "mse"], default="psnr", help="of all (default: psnr)")
+    parser.add_argument(
+        "--lr", nargs="+", default=[], metavar="SYSTEM=RATE", help="default: adaptive=2e-3 adjscc=2e-3 deepjscc=2e-3"
+    )
+    parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--warmup", type=float, default=0.03, help="part of the steps")
+    parser.add_argument("--clip", type=float, default=1.0, help="largest norm of gradients")
+    parser.add_argument("--points", type=int, default=8, help="of the learning curve")
+    parser.add_argument("--init", type=Path, help="folder of weights that runs start from, where they are there")
+    parser.add_argument("--crops", type=int, default=4, help="test crops of each photograph (default: 4)")
+    parser.add_argument("--max-side", type=int, help="photographs with a longer side are shrunk to it")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--bits", type=int, choices=[8, 16, 32], default=16, help="of kept weights (default: 16)")
+    parser.add_argument("--precision", choices=["bf16", "32"], help="default: bf16 on a GPU")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="torch.compile (default: on a GPU)")
+    parser.add_argument("--no-graph", dest="graph", action="store_false", help="without a CUDA graph")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("out/jscc_train"))
+    parser.add_argument("--check", action="store_true", help="how fast is a step of each network?")
+    parser.add_argument("--evaluate", action="store_true", help="train nothing, evaluate the weights that are there")
+    args = parser.parse_args(given)
+    if args.minutes and args.steps:
+        raise UsageError("--minutes and --steps are two budgets: give one.")
+    for name in ("ratios", "train_ratios"):
+        setattr(args, name, [as_ratio(r) for r in getattr(args, name)])
+    if max(args.ratios) > max(args.train_ratios):
+        raise UsageError("--ratios reach above --train-ratios: ours has no channels for them.")
+    rates = {"adaptive": 2e-3, "adjscc": 2e-3, "deepjscc": 2e-3}
+    for item in args.lr:
+        system, _, rate = item.partition("=")
+        if system not in rates:
+            raise UsageError(f"--lr is for {', '.join(rates)}, not {system!r}.")
+        rates[system] = float(rate)
+    args.lr = rates
+    cuda = args.device.startswith("cuda")
+    args.precision = args.precision or ("bf16" if cuda else "32")
+    args.compile = cuda if args.compile is None else args.compile
+    return args
+
+
+def photographs(args: argparse.Namespace) -> dict[str, ImageDataModule]:
+    """Training photographs, and test ones as crops and whole."""
+    shared: dict[str, Any] = {"images": args.images, "max_side": args.max_side, "allow_similar": False}
+    return {
+        "train": ImageDataModule(
+            **shared, crop=args.crop, scales=args.scales, min_side=args.crop, batch_size=args.batch
+        ),
+        "crop": ImageDataModule(**shared, eval_crop=96, eval_crops=args.crops, batch_size=256),
+        "photo": ImageDataModule(**shared, eval_size=(512, 768), batch_size=8),
+    }
+
+
+class Shelf:
+    """What a run leaves behind.
+
+    Args:
+        folder: --out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def weights(self, arm: Arm) -> Path:
+        """The file of its weights."""
+        return self.folder / "weights" / f"{arm.name}.safetensors"
+
+    def read(self, arm: Arm) -> dict[str, Any]:
+        """What is known of a run, empty if nothing."""
+        path = self.folder / "runs" / f"{arm.name}.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+    def steps(self, arms: Sequence[Arm]) -> int | None:
+        """Steps of runs that are there already, which others must have too; None if there are none.
+
+        Raises:
+            UsageError: If they differ.
+        """
+        found = {known["trained"]["steps"] for arm in arms if (known := self.read(arm))}
+        if len(found) > 1:
+            raise UsageError(f"runs in {self.folder} have {sorted(found)} steps: compare those that are equal.")
+        return found.pop() if found else None
+
+    def write(self, arm: Arm, known: dict[str, Any]) -> None:
+        """Keeps what is known of a run."""
+        path = self.folder / "runs" / f"{arm.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(".part")
+        scratch.write_text(json.dumps(known) + "\n", encoding="utf-8")
+        scratch.replace(path)
+
+
+def perform(arm: Arm, engine: Engine, steps: int, data: dict[str, ImageDataModule], shelf: Shelf) -> dict[str, Any]:
+    """Trains a run unless its weights are there, evaluates what was kept unless that was done."""
+    args, known = engine.args, shelf.read(arm)
+    if not shelf.weights(arm).is_file():
+        if args.evaluate:
+            raise UsageError(f"there are no weights {shelf.weights(arm)}: train them, without --evaluate.")
+        done: Trained = engine.train(arm, steps)
+        save_weights(engine.codec, shelf.weights(arm), args.bits)
+        known = {"trained": asdict(done), "loss": args.loss, "lr": args.lr[arm.system], "batch": args.batch}
+        shelf.write(arm, known)
+    if "psnr" not in known:
+        load_weights(engine.codec, shelf.weights(arm))
+        known["psnr"] = {
+            size: {f"{r} {s:g}": values.tolist() for (r, s), values in engine.evaluate(arm, data[size]).items()}
+            for size in SIZES
+        }
+        shelf.write(arm, known)
+        means = {key: sum(v) / len(v) for key, v in known["psnr"]["crop"].items()}
+        print(f"{arm.name}: PSNR on crops " + ", ".join(f"{k} dB: {v:.2f}" for k, v in means.items()), flush=True)
+    return known
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Trains, evaluates, compares."""
+    begin = time.perf_counter()
+    args = arguments(given)
+    if args.device.startswith("cuda"):
+        torch.backends.cudnn.benchmark = True
+        torch._dynamo.config.cache_size_limit = 64
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+    shelf, data, runs = Shelf(args.out), photographs(args), arms(args)
+    engines: dict[tuple[str, Fraction | None], Engine] = {}
+    results: dict[Arm, dict[str, Any]] = {}
+    todo = [arm for arm in runs if args.check or not shelf.weights(arm).is_file()]
+    for arm in todo if not args.evaluate else []:
+        if arm.architecture not in engines:
+            engines[arm.architecture] = made = Engine(arm, data["train"], args)
+            memory = torch.cuda.max_memory_allocated() / 1e9 if made.cuda else 0.0
+            print(
+                f"{arm.name}: {sum(p.numel() for p in made.weights)} parameters, {1e3 * made.seconds_per_step:.2f} ms "
+                f"a step, ready after {made.warm_up:.0f} s, {memory:.1f} GB"
+                f"{', compiled' if made.parts else ''}{', one graph' if made.graph is not None else ''}",
+                flush=True,
+            )
+    known = shelf.steps(runs)
+    if args.steps is not None and known not in (None, args.steps):
+        raise UsageError(f"runs in {args.out} have {known} steps, not {args.steps}: give another --out.")
+    per_step = sum(engines[arm.architecture].seconds_per_step for arm in todo if arm.architecture in engines)
+    steps = known or args.steps or 8000
+    if known is None and args.minutes:
+        steps = max(100, int(60 * args.minutes / max(per_step, 1e-9)) // 100 * 100)
+    if todo and not args.evaluate:
+        print(f"{len(todo)} runs of {steps} steps: {steps * per_step / 60:.1f} minutes of training", flush=True)
+    if args.check:
+        return
+    slowest = 0.0
+    for arm in runs:
+        if arm not in todo and "psnr" in shelf.read(arm):
+            results[arm] = shelf.read(arm)
+            continue
+        if arm.architecture not in engines:
+            engines[arm.architecture] = Engine(arm, data["train"], args, train=False)
+        engine = engines[arm.architecture]
+        expected = steps * engine.seconds_per_step + slowest if arm in todo else slowest
+        if time.perf_counter() - begin + expected > 60 * args.total_minutes:
+            print(f"{arm.name}: not before --total-minutes; give the command again", flush=True)
+            continue
+        started = time.perf_counter()
+        results[arm] = perform(arm, engine, steps, data, shelf)
+        trained = results[arm]["trained"]["seconds"] if arm in todo else 0.0
+        slowest = max(slowest, time.perf_counter() - started - trained)
+    records = psnr_records(results, data, args) + comparisons(results, data, args)
+    save_records(args.out / "results.json", records, replace=True)
+    print(psnr_table(records))
+    print(plot(records, args.out / "psnr.png"))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ChanlabError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,172 @@
+"""What a codec is, and what codecs share: padding, and the way from latents to symbols and back."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from chanlab.errors import UsageError
+from chanlab.jscc.contract import (
+    STANDARD,
+    Convention,
+    Received,
+    Transmission,
+    channel_uses,
+    normalise_power,
+    pair_iq,
+    side_information_uses,
+    source_values,
+)
+
+Ratio = float | Fraction | Tensor
+"""A bandwidth ratio agreed beforehand, or one per image, float64 `[batch]`, which the receiver must be told."""
+
+
+class Codec(nn.Module):
+    """Images to channel symbols and back, under the contract of `chanlab.jscc.contract`.
+
+    A codec's latent has 2 P real channels, P complex ones, on a grid of one position per `stride` x `stride` pixels of
+    the image, padded at the bottom and right where it has to be. Symbols are ordered by channel, then by position, and
+    what is sent is the first k of them, k = floor(ratio C H W) to the symbol: a lower rate is a prefix of a higher one,
+    and padding costs no channel use, it spreads those there are over more positions.
+
+    Args:
+        max_ratio: Highest bandwidth ratio k/n, for which the latent has channels.
+        stride: Pixels per latent position and dimension.
+
+    Attributes:
+        convention: Of the channel, whose power constraint symbols keep to.
+    """
+
+    convention: Convention = STANDARD
+
+    def __init__(self, max_ratio: float | str | Fraction, stride: int) -> None:
+        super().__init__()
+        self.max_ratio = as_ratio(max_ratio)
+        self.stride = stride
+        self.pairs = math.ceil(self.max_ratio * 3 * stride**2)
+
+    def encode(self, images: Tensor, snr_db: Tensor, ratio: Ratio | None = None) -> Transmission:
+        """Symbols of images.
+
+        Args:
+            images: `[batch, 3, height, width]`, in [0, 1].
+            snr_db: SNR per complex symbol that the encoder is told [dB], `[batch]`.
+            ratio: Bandwidth ratio k/n up to `max_ratio`, which is taken for None. A number is agreed beforehand. A
+                tensor is chosen per image: the number of symbols is told as side information, whose channel uses come
+                out of the image's own. (In training, where ratios are drawn, each counts as agreed.)
+
+        Returns:
+            A `Transmission` of k = floor(ratio C H W) symbols, side information included; for a tensor it is as wide as
+            `max_ratio` allows.
+
+        Raises:
+            UsageError: If shapes don't fit, or the codec can't send at that ratio.
+        """
+        raise NotImplementedError
+
+    def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
+        """Images of what was received.
+
+        Args:
+            received: What the receiver knows.
+            image_shape: (3, height, width).
+
+        Returns:
+            `[batch, 3, height, width]`: in [0, 1] in evaluation, not clipped in training.
+        """
+        raise NotImplementedError
+
+    def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
+        """The encoder's network alone: images, padded, to their latents, `[batch, 2 P, h, w]`."""
+        raise NotImplementedError
+
+    def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
+        """The decoder's network alone: what was received, in its places in the latent, to padded images."""
+        raise NotImplementedError
+
+    def grid(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
+        """Height and width of the latent of an image (channels, height, width)."""
+        return -(-image_shape[1] // self.stride), -(-image_shape[2] // self.stride)
+
+    def pad(self, images: Tensor) -> Tensor:
+        """Images whose height and width are multiples of the stride, the last row and column repeated.
+
+        Raises:
+            UsageError: If they are no batch of RGB images.
+        """
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise UsageError(f"images are [batch, 3, height, width], not {list(images.shape)}.")
+        height, width = (-size % self.stride for size in images.shape[2:])
+        return F.pad(images, (0, width, 0, height), mode="replicate") if height or width else images
+
+    def budget(self, images: Tensor, snr_db: Tensor, ratio: Ratio | None) -> tuple[int, Tensor, Tensor]:
+        """Width of a transmission, the symbols that each image sends, int64 `[batch]`, and its side information [bit].
+
+        Raises:
+            UsageError: If a ratio is above `max_ratio`, or leaves no symbol.
+        """
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        most = channel_uses(shape, self.max_ratio)
+        if isinstance(ratio, Tensor):
+            if ratio.shape != images.shape[:1] or ratio.dtype != torch.float64:
+                raise UsageError(
+                    f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
+                )
+            bits = torch.full_like(ratio, 0 if self.training else math.ceil(math.log2(most)), dtype=torch.float32)
+            uses = torch.floor(ratio * source_values(shape) + 1e-6).long().clamp(max=most)
+            return most, uses - side_information_uses(bits, snr_db).long(), bits
+        width = channel_uses(shape, self.max_ratio if ratio is None else ratio)
+        if width > most:
+            raise UsageError(
+                f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
+            )
+        return width, torch.full((len(images),), width, device=images.device), images.new_zeros(len(images))
+
+    def transmission(self, latent: Tensor, width: int, uses: Tensor, side_bits: Tensor) -> Transmission:
+        """The first symbols of latents, at unit power per image.
+
+        Args:
+            latent: Real `[batch, 2 P, h, w]`: P in-phase channels, then P quadratures.
+            width: Symbols of the widest image.
+            uses: Symbols that each image sends, `[batch]`.
+            side_bits: `[batch]` [bit].
+        """
+        symbols = pair_iq(latent)[:, :width]
+        used = torch.arange(width, device=uses.device) < uses[:, None]
+        return Transmission(normalise_power(symbols, used, self.convention), used, side_bits)
+
+    def latent(self, values: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
+        """Real values of symbols `[batch, k]` at their places in the latent `[batch, P, h, w]`; unsent ones are 0."""
+        height, width = self.grid(image_shape)
+        missing = self.pairs * height * width - values.shape[1]
+        if missing < 0:
+            raise UsageError(
+                f"{values.shape[1]} symbols are more than an image {image_shape} has at k/n {self.max_ratio}."
+            )
+        return F.pad(values, (0, missing)).view(len(values), self.pairs, height, width)
+
+    def crop(self, images: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
+        """The image without its padding; clipped to [0, 1] in evaluation."""
+        images = images[..., : image_shape[1], : image_shape[2]].float()
+        return images if self.training else images.clamp(0, 1)
+
+
+def as_ratio(ratio: float | str | Fraction) -> Fraction:
+    """The fraction that a bandwidth ratio stands for: `1/6`, 0.5, or a float that `channel_uses` reads as a fraction.
+
+    Raises:
+        UsageError: If it is no number above 0 and not above 1.
+    """
+    try:
+        given = Fraction(ratio)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError(f"a bandwidth ratio is a number or a fraction such as 1/6, not {ratio!r}.") from error
+    if not 0 < given <= 1:
+        raise UsageError(f"a bandwidth ratio lies above 0 and not above 1, not {ratio}.")
+    exact = given.limit_denominator(10_000)
+    return exact if abs(exact - given) < Fraction(1, 10**12) else given

@@ -1,0 +1,288 @@
+"""The LightningModule that trains and evaluates codecs of images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from chanlab.data.counter import keys
+from chanlab.errors import UsageError
+from chanlab.jscc.channels import AWGN, SymbolChannel
+from chanlab.jscc.codec import Codec, Ratio, as_ratio
+from chanlab.jscc.contract import channel_uses
+from chanlab.jscc.gdn import GDN
+from chanlab.metrics import ms_ssim, psnr
+from chanlab.schedule import warmup_cosine
+
+Loss = Literal["psnr", "mse", "ms_ssim"]
+LEAST_MSE = 1e-5
+"""Added to mean square errors under the logarithm: images better than 50 dB count little."""
+
+
+class JSCCModule(LightningModule):
+    """Trains a codec through a channel and evaluates it at several SNRs and bandwidth ratios.
+
+    Each training image meets an SNR and a bandwidth ratio of its own. AdamW, linear warm-up, then a cosine to zero over
+    the steps of the whole run. In evaluation an image's channel depends on (seed, image id) alone.
+
+    Logged for `val` and `test`: `psnr` (mean of per-image dB, over all SNRs and ratios); `psnr_{snr}db` for each SNR,
+    with `_at_{ratio}` behind it where there are several ratios; `uses`, channel uses of an image over its source
+    values, side information and pilots included.
+
+    Args:
+        codec: The codec.
+        channel: The channel; None: `AWGN`.
+        snr_db: SNR per complex symbol in training [dB]: a number, or [low, high] to draw from uniformly.
+        ratios: Bandwidth ratios in training, one of which is drawn for each image; None: the codec's highest.
+        eval_snr_db: SNRs of evaluation [dB], each of which every image meets.
+        eval_ratios: Bandwidth ratios of evaluation, pilots included; None: the codec's highest, and pilots on top.
+        loss: `psnr`: minus the mean over images of the PSNR, which weighs all SNRs, ratios and images alike; `mse`: the
+            mean square error, as most papers have it, to which bad channels and textured images contribute most;
+            `ms_ssim`: 1 - MS-SSIM.
+        lr: Highest learning rate.
+        weight_decay: Of AdamW, on matrices only (not on biases and normalisations).
+        warmup: Fraction of the steps over which the learning rate rises.
+        compile: Compiles those parts of the codec that are marked `compilable` with `torch.compile` for training: some
+            seconds at the start, then faster on a GPU.
+        seed: Of the channels of evaluation.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        channel: SymbolChannel | None = None,
+        snr_db: float | tuple[float, float] = (0.0, 20.0),
+        ratios: list[float | str] | None = None,
+        eval_snr_db: list[float] | None = None,
+        eval_ratios: list[float | str] | None = None,
+        loss: Loss = "psnr",
+        lr: float = 1e-3,
+        weight_decay: float = 1e-2,
+        warmup: float = 0.05,
+        compile: bool = False,
+        seed: int = 1,
+    ) -> None:
+        super().__init__()
+        # See CSIPredictionModule: from Python the codec is an object, which a checkpoint can't hold.
+        self.save_hyperparameters(ignore=["codec", "channel"] if _given_hyperparameters.get() is None else [])
+        self.codec = codec
+        self.channel = channel or AWGN()
+        codec.convention = self.channel.convention
+        self.snr_db = (float(snr_db), float(snr_db)) if isinstance(snr_db, int | float) else tuple(snr_db)
+        if len(self.snr_db) != 2 or self.snr_db[0] > self.snr_db[1]:
+            raise UsageError(f"snr_db is a number or [low, high], not {snr_db}.")
+        self.ratios = None if ratios is None else [as_ratio(r) for r in ratios]
+        self.eval_snr_db = [0.0, 5.0, 10.0, 15.0, 20.0] if eval_snr_db is None else list(map(float, eval_snr_db))
+        known: list[Fraction | None] = [None]
+        self.eval_ratios = known if eval_ratios is None else [as_ratio(r) for r in eval_ratios]
+        self.loss = loss
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.warmup = warmup
+        self.compiled = compile
+        self.seed = seed
+        self.means = nn.ModuleDict({_slot(*key): MeanMetric() for key in self._conditions()})
+        self.uses = MeanMetric()
+
+    def forward(
+        self, images: Tensor, snr_db: Tensor, ratio: Ratio | None = None, randomness: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Images after the channel, and the channel uses that they took.
+
+        Args:
+            images: `[batch, 3, height, width]`, in [0, 1].
+            snr_db: SNR per complex symbol [dB], `[batch]`.
+            ratio: See `Codec.encode`.
+            randomness: A key per image for the channel, int64 `[batch]`; None: PyTorch's generator.
+
+        Returns:
+            Images `[batch, 3, height, width]` and channel uses `[batch]`.
+        """
+        sent = self.codec.encode(images, snr_db, ratio)
+        received = self.channel(sent, snr_db, randomness)
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        return self.codec.decode(received, shape), received.uses
+
+    def setup(self, stage: str) -> None:
+        """Compiles the codec's blocks for training, if that is asked.
+
+        Raises:
+            UsageError: The codec has no blocks that compiling makes faster.
+        """
+        if stage == "fit" and self.compiled:
+            parts = [part for part in self.codec.modules() if getattr(part, "compilable", False)]
+            if not parts:
+                raise UsageError(f"{type(self.codec).__name__} has no parts to compile: set compile to false")
+            for part in parts:
+                part.compile()
+
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
+        """Loss of one batch of images."""
+        images = batch["image"]
+        received, _ = self(images, *self.draw(len(images), images.device))
+        loss = reconstruction_loss(received, images, self.loss)
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
+        return loss
+
+    def draw(self, count: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """SNRs and bandwidth ratios of training images."""
+        low, high = self.snr_db
+        snr = low + (high - low) * torch.rand(count, device=device)
+        if self.ratios is None:
+            return snr, None
+        choices = torch.tensor([float(r) for r in self.ratios], dtype=torch.float64, device=device)
+        return snr, choices[torch.randint(len(choices), (count,), device=device)]
+
+    def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> None:
+        """Updates the metrics of the validation split."""
+        self._evaluate(batch)
+
+    def test_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> None:
+        """Updates the metrics of the test split."""
+        self._evaluate(batch)
+
+    def predict_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Images as received at each SNR and ratio of evaluation; `ReceivedImageWriter` keeps them.
+
+        Returns:
+            `image` `[batch, condition, 3, height, width]`, `id` `[batch]`, `snr_db`, `ratio` (NaN: the codec's own)
+            `[condition]`, and channel `uses` and `psnr` [dB], `[batch, condition]`.
+        """
+        images, ids = batch["image"], batch["id"]
+        received, uses = zip(
+            *(self.transmit(images, ids, snr, ratio) for ratio, snr in self._conditions()), strict=True
+        )
+        return {
+            "image": torch.stack(received, 1),
+            "id": ids,
+            "snr_db": torch.tensor([snr for _, snr in self._conditions()]),
+            "ratio": torch.tensor([float("nan") if ratio is None else float(ratio) for ratio, _ in self._conditions()]),
+            "uses": torch.stack(uses, 1),
+            "psnr": torch.stack([psnr(image.float(), images, "none", validate=False) for image in received], 1),
+        }
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the metrics of the validation split."""
+        self._log("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the metrics of the test split."""
+        self._log("test")
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Sets the learning rate from the number of steps done and to come."""
+        factor = warmup_cosine(self.trainer.global_step, self.trainer.estimated_stepping_batches, self.warmup)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = self.lr * factor
+        self.log("lr", self.lr * factor)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW over the codec's parameters."""
+        return torch.optim.AdamW(parameter_groups(self.codec, self.weight_decay), lr=self.lr)
+
+    def _conditions(self) -> list[tuple[Fraction | None, float]]:
+        return [(ratio, snr) for ratio in self.eval_ratios for snr in self.eval_snr_db]
+
+    def transmit(
+        self, images: Tensor, ids: Tensor, snr_db: float, ratio: Fraction | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Images through channels that depend on (seed, id) alone: the same ones at each SNR and ratio.
+
+        Args:
+            images: `[batch, 3, height, width]`, in [0, 1].
+            ids: Int64 `[batch]`.
+            snr_db: SNR per complex symbol [dB].
+            ratio: Channel uses over source values, pilots included; None: the codec's highest, and pilots on top.
+
+        Returns:
+            Images `[batch, 3, height, width]` and the channel uses that they took, `[batch]`.
+        """
+        snr = torch.full((len(images),), snr_db, device=images.device)
+        received: tuple[Tensor, Tensor] = self(images, snr, self._symbols(images, ratio), keys(ids, self.seed, "jscc"))
+        return received
+
+    def _symbols(self, images: Tensor, ratio: Fraction | None) -> Fraction | None:
+        """What to ask the codec for, so that symbols and pilots together keep to a ratio; unchanged without pilots."""
+        if ratio is None:
+            return None
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        asked = self.channel.encoder_ratio(shape, ratio)
+        return ratio if channel_uses(shape, asked) == channel_uses(shape, ratio) else asked
+
+    def _evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        images = batch["image"]
+        for ratio, snr in self._conditions():
+            received, uses = self.transmit(images, batch["id"], snr, ratio)
+            self.means[_slot(ratio, snr)].update(psnr(received.float(), images, "none", validate=False))  # type: ignore[operator]
+            self.uses.update(uses / images[0].numel())
+
+    def _log(self, split: str) -> None:
+        values = []
+        for ratio, snr in self._conditions():
+            metric = self.means[_slot(ratio, snr)]
+            assert isinstance(metric, MeanMetric)
+            if metric.update_called:
+                values.append(metric.compute())
+                several = f"_at_{ratio.numerator}_{ratio.denominator}" if ratio and len(self.eval_ratios) > 1 else ""
+                self.log(f"{split}/psnr_{snr:g}db{several}", values[-1])
+            metric.reset()
+        if values:
+            self.log(f"{split}/psnr", torch.stack(values).mean(), prog_bar=True)
+            self.log(f"{split}/uses", self.uses.compute())
+        self.uses.reset()
+
+
+def reconstruction_loss(received: Tensor, images: Tensor, loss: Loss) -> Tensor:
+    """What training minimises; see `JSCCModule`.
+
+    Raises:
+        UsageError: Unknown loss.
+    """
+    received, images = received.float(), images.float()
+    if loss == "ms_ssim":
+        return 1 - ms_ssim(received, images, validate=False)
+    error = (received - images).square().mean((1, 2, 3))
+    if loss == "psnr":
+        return 10 * (error + LEAST_MSE).log10().mean()
+    if loss == "mse":
+        return error.mean()
+    raise UsageError(f"loss must be psnr, mse or ms_ssim, not {loss!r}.")
+
+
+def parameter_groups(codec: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameters for an optimiser: weights of layers decay, biases and what normalisations learn don't."""
+    kept = {p for m in codec.modules() if isinstance(m, GDN | nn.PReLU) for p in m.parameters()}
+    trained = [p for p in codec.parameters() if p.requires_grad]
+    decayed = [p for p in trained if p.ndim > 1 and p not in kept]
+    others = [p for p in trained if p.ndim <= 1 or p in kept]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def load_codec(checkpoint: str | os.PathLike[str], map_location: str = "cpu") -> Codec:
+    """The codec of a checkpoint that `chanlab fit` wrote, in evaluation mode.
+
+    Args:
+        checkpoint: Path; read as plain weights, never as a pickle.
+        map_location: Device.
+
+    Raises:
+        UsageError: There is no such file.
+    """
+    if not os.path.isfile(checkpoint):
+        raise UsageError(f"There is no checkpoint {os.fspath(checkpoint)}: train one with `chanlab fit`")
+    module = JSCCModule.load_from_checkpoint(os.fspath(checkpoint), map_location=map_location, weights_only=True)
+    return module.codec.eval()
+
+
+def _slot(ratio: Fraction | None, snr_db: float) -> str:
+    """A key of a ModuleDict, which takes no dots."""
+    return f"{ratio}_{snr_db}".replace(".", "_")

@@ -1,0 +1,128 @@
+"""benchmarks/jscc_train.py and jscc.py: equal runs, resumed as said; what is kept is what is evaluated."""
+
+import json
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from chanlab.errors import UsageError
+from chanlab.jscc import AdaptiveJSCC, DeepJSCC, JSCCModule
+from chanlab.jscc.images import ImageDataModule
+from chanlab.records import load_records, select
+from chanlab.weights import load_weights
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import jscc
+import jscc_train
+from jscc_arms import Arm, arms, matching_filters, named, parameters
+from jscc_engine import Engine
+
+TINY = ["--batch", "4", "--widths", "8", "16", "--depths", "1", "1", "--crops", "2", "--snrs", "0", "10"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Smooth pictures, the test ones large enough for both sizes."""
+    folder = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(0)
+    for split, count, size in (("train", 3, (200, 160)), ("val", 1, (200, 160)), ("test", 2, (800, 520))):
+        (folder / split).mkdir()
+        for i in range(count):
+            coarse = Image.fromarray(generator.integers(0, 256, (9, 12, 3), dtype=np.uint8))
+            coarse.resize(size, Image.Resampling.BICUBIC).save(folder / split / f"{split}{i}.png")
+    return folder
+
+
+def test_runs_of_equal_steps_and_their_differences(photos, tmp_path, capsys):
+    command = ["--images", str(photos), *TINY, "--out", str(tmp_path), "--ratios", "1/6"]
+    jscc_train.main([*command, "--steps", "3", "--arms", "ours", "adjscc"])
+    assert "2 runs of 3 steps" in capsys.readouterr().out
+    # Given again with more runs: those that are there stay, the others get as many steps.
+    kept = (tmp_path / "weights" / "adaptive.safetensors").read_bytes()
+    jscc_train.main([*command, "--minutes", "5", "--arms", "ours", "adjscc", "adaptive_1_6_10dB"])
+    said = capsys.readouterr().out
+    assert "1 runs of 3 steps" in said
+    assert "ours over adjscc" in said
+    assert (tmp_path / "weights" / "adaptive.safetensors").read_bytes() == kept
+    with pytest.raises(UsageError, match="3 steps, not 4"):
+        jscc_train.main([*command, "--steps", "4", "--arms", "ours"])
+    records = load_records(tmp_path / "results.json")
+    for size in ("96x96", "512x768"):
+        ours, theirs = (
+            select(records, system=s, metric="psnr", size=size, snr_db=10.0)[0] for s in ("adaptive", "adjscc")
+        )
+        gain = select(records, metric="psnr_over_adjscc", size=size, snr_db=10.0)[0]
+        assert gain["value"] == pytest.approx(ours["value"] - theirs["value"], abs=1e-4)
+        assert gain["low"] <= gain["value"] <= gain["high"]
+        assert ours["n"] == (4 if size == "96x96" else 2)
+        assert ours["steps"] == theirs["steps"] == 3
+    # A specialist is measured at its own SNR alone.
+    assert [r["condition"]["snr_db"] for r in select(records, system="adaptive, one SNR", size="96x96")] == [10.0]
+    assert (tmp_path / "psnr.png").stat().st_size > 10_000
+    # What was evaluated is what was kept.
+    codec = AdaptiveJSCC(Fraction(1, 6), (8, 16), (1, 1))
+    load_weights(codec, tmp_path / "weights" / "adaptive.safetensors")
+    module = JSCCModule(codec).eval()
+    batch = next(ImageDataModule(photos, eval_crop=96, eval_crops=2, batch_size=4).batches("test"))
+    with torch.no_grad():
+        received, uses = module.transmit(batch["image"], batch["id"], 10.0, Fraction(1, 6))
+    psnr = -10 * (received - batch["image"]).square().mean((1, 2, 3)).log10()
+    known = json.loads((tmp_path / "runs" / "adaptive.json").read_text())["psnr"]["crop"]["1/6 10"]
+    assert psnr.tolist() == pytest.approx(known, abs=1e-3)
+    assert uses.tolist() == [96 * 96 * 3 // 6] * 4
+
+
+def test_the_grid():
+    args = jscc_train.arguments(["--images", "photos", "--ratios", "1/6", "1/12", "--snrs", "0", "20"])
+    runs = arms(args)
+    assert [arm.name for arm in runs][:4] == ["adaptive", "adaptive_1_6_0dB", "adaptive_1_6_20dB", "adaptive_1_12_0dB"]
+    assert len(runs) == 1 + 4 + 2 + 4
+    assert all(named(arm.name) == arm for arm in runs[1:])
+    # Ours and its specialists take turns on one network.
+    assert len({arm.architecture for arm in runs}) == 5
+    for name in ("adjscc_1_6_10dB", "deepjscc_1_6", "codec_1_6"):
+        with pytest.raises(UsageError, match="single runs"):
+            named(name)
+
+
+def test_peers_have_as_many_parameters_as_ours():
+    ours = parameters(AdaptiveJSCC, Fraction(1, 6))
+    for ratio in (Fraction(1, 6), Fraction(1, 12)):
+        filters = matching_filters(DeepJSCC, ratio, ours)
+        count = parameters(DeepJSCC, ratio, filters, jscc.WIDE_KERNELS)
+        assert count == pytest.approx(ours, rel=0.02)
+    small = jscc.SMALL
+    narrow = parameters(AdaptiveJSCC, Fraction(1, 6), small["widths"], small["depths"], 5, small["conditioning"])
+    kaira = 78128 + 78115 + 9  # convolutions of the paper of 2019, and a slope for each PReLU
+    assert narrow == pytest.approx(kaira, rel=0.03)
+
+
+def test_a_run_starts_from_its_seed_whatever_came_before(photos):
+    command = ["--images", str(photos), *TINY, "--out", "unused", "--steps", "2"]
+    args = jscc_train.arguments(command)
+    engine = Engine(Arm("adaptive"), jscc_train.photographs(args)["train"], args)
+    arm = Arm("adaptive", Fraction(1, 6), 10.0)
+    states = []
+    for before in (None, Arm("adaptive")):
+        if before is not None:
+            engine.train(before, 2)
+        engine.train(arm, 2)
+        states.append({name: value.clone() for name, value in engine.codec.state_dict().items()})
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value)
+
+
+def test_throughput_runs_on_a_cpu(tmp_path, capsys):
+    results = tmp_path / "results.json"
+    jscc.main(["--rounds", "1", "--repeats", "1", "--size", "32", "32", "--batch", "1", "--results", str(results)])
+    found = load_records(results)
+    assert any(r["condition"]["peer"] == "plain DeepJSCC" for r in found)
+    for item in found:
+        assert item["ratio"] == pytest.approx(item["value"] / item["peer"])
+        assert item["parameters"] == pytest.approx(item["peer_parameters"], rel=0.03)
+    assert "ratio" in capsys.readouterr().out

@@ -1,0 +1,161 @@
+"""fit, test and predict of codecs, as users run them, and what their training module does."""
+
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from chanlab.cli.lightning import main as learn
+from chanlab.cli.main import main
+from chanlab.errors import UsageError
+from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC, JSCCModule, load_codec
+from chanlab.jscc.channels import AWGN
+from chanlab.jscc.fading import Rayleigh
+from chanlab.jscc.module import parameter_groups, reconstruction_loss
+from chanlab.weights import save_weights
+
+RECIPES = Path(__file__).parents[2] / "models" / "jscc"
+SMALL = {
+    "ours": ["--model.codec.init_args.widths", "[8,12]", "--model.codec.init_args.depths", "[1,1]"],
+    "adjscc": ["--model.codec.init_args.filters", "16"],
+    "deepjscc": ["--model.codec.init_args.filters", "16"],
+}
+
+
+def run(*arguments):
+    assert main([str(a) for a in arguments]) == 0
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Smooth pictures in a split folder, and everything a run writes in the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    for split, count in {"train": 3, "val": 1, "test": 2}.items():
+        folder = tmp_path / "photos" / split
+        folder.mkdir(parents=True)
+        for i in range(count):
+            coarse = Image.fromarray(generator.integers(0, 256, (9, 12, 3), dtype=np.uint8))
+            coarse.resize((128, 112), Image.Resampling.BICUBIC).save(folder / f"{split}{i}.png")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("recipe", ["ours", "adjscc", "deepjscc"])
+def test_recipes_from_fit_to_received_pictures(recipe, photos, tmp_path):
+    out = tmp_path / "out"
+    shared = ["--config", RECIPES / f"{recipe}.yaml", "--data.images", photos, "--trainer.default_root_dir", out]
+    shared += ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", *SMALL[recipe]]
+    shared += ["--model.eval_snr_db", "[0,10]"]
+    run("fit", *shared, "--trainer.max_epochs", 2, "--data.crops_per_epoch", 16, "--data.batch_size", 8)
+    run("test", *shared, "--ckpt_path", "best")
+    Image.fromarray(np.full((33, 50, 3), 90, np.uint8)).save(tmp_path / "odd.png")
+    run("predict", *shared, "--ckpt_path", "best", "--data.predict_images", tmp_path / "odd.png")
+    rows = json.loads((out / "received" / "received.json").read_text())
+    names = {row["file"] for row in rows}
+    asked = {0: "_1_6", 1: "_1_12"} if recipe == "ours" else {0: ""}
+    assert names == {f"odd_{snr}dB{ratio}.png" for snr in (0, 10) for ratio in asked.values()}
+    for row in rows:
+        with Image.open(out / "received" / row["file"]) as picture:
+            assert picture.size == (50, 33)
+            error = np.asarray(picture, float) / 255 - 90 / 255
+        assert row["channel_uses"] == 3 * 33 * 50 // (12 if row["ratio"] == "1/12" else 6)
+        assert row["psnr_db"] == pytest.approx(-10 * math.log10((error**2).mean()), abs=0.05)
+    codec = load_codec(out / "best.ckpt")
+    save_weights(codec, tmp_path / "weights.safetensors", 32)
+    run("test", *shared, "--ckpt_path", tmp_path / "weights.safetensors")
+
+
+def test_untrained_codecs_are_not_evaluated(photos):
+    with pytest.raises(UsageError, match="untrained"):
+        learn(["test", "--config", str(RECIPES / "ours.yaml"), "--data.images", str(photos)])
+
+
+def test_recipes_have_equal_parameters():
+    """ADJSCC and DeepJSCC of the recipes are as large as ours, to 2 %."""
+    count = {}
+    for name, kind in {"ours": AdaptiveJSCC, "adjscc": ADJSCC, "deepjscc": DeepJSCC}.items():
+        recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+        codec = recipe["model"]["init_args"]["codec"]
+        assert codec["class_path"] == f"chanlab.jscc.{kind.__name__}"
+        with torch.device("meta"):
+            count[name] = sum(p.numel() for p in kind(**codec["init_args"]).parameters())
+    assert count["adjscc"] == pytest.approx(count["ours"], rel=0.02)
+    assert count["deepjscc"] == pytest.approx(count["ours"], rel=0.02)
+
+
+def small_module(**options):
+    torch.manual_seed(0)
+    return JSCCModule(AdaptiveJSCC(widths=(8, 12), depths=(1, 1), conditioning=8), **options)
+
+
+def test_an_image_meets_its_own_channel_in_any_batch():
+    module = small_module(channel=Rayleigh()).eval()
+    images, ids = torch.rand(3, 3, 16, 16), torch.tensor([4, 9, 2])
+    with torch.no_grad():
+        together, uses = module.transmit(images, ids, 10.0)
+        alone, _ = module.transmit(images[1:2], ids[1:2], 10.0)
+    torch.testing.assert_close(together[1:2], alone, rtol=1e-4, atol=1e-5)
+    assert uses.tolist() == [128, 128, 128]
+
+
+def test_training_draws_snr_and_ratio_per_image():
+    module = small_module(snr_db=(5.0, 15.0), ratios=["1/24", "1/6"])
+    snr, ratio = module.draw(200, torch.device("cpu"))
+    assert snr.min() >= 5
+    assert snr.max() <= 15
+    assert snr.unique().numel() > 100
+    assert sorted(ratio.unique().tolist()) == pytest.approx([1 / 24, 1 / 6])
+    sent = module.codec.encode(torch.rand(2, 3, 32, 32), snr[:2], torch.tensor([1 / 24, 1 / 6], dtype=torch.float64))
+    assert sent.side_bits.tolist() == [0, 0]
+    assert sent.used.sum(1).tolist() == [128, 512]
+    alone = small_module(snr_db=7.0)
+    snr, ratio = alone.draw(5, torch.device("cpu"))
+    assert snr.tolist() == [7.0] * 5
+    assert ratio is None
+    with pytest.raises(UsageError, match="low, high"):
+        small_module(snr_db=(5.0, 1.0))
+
+
+def test_losses():
+    images = torch.rand(2, 3, 32, 32)
+    received = images + torch.tensor([0.1, 0.01])[:, None, None, None]
+    assert float(reconstruction_loss(received, images, "mse")) == pytest.approx((1e-2 + 1e-4) / 2, rel=1e-3)
+    # The mean of per-image dB, each with the floor of 1e-5.
+    expected = 5 * (math.log10(1e-2 + 1e-5) + math.log10(1e-4 + 1e-5))
+    assert float(reconstruction_loss(received, images, "psnr")) == pytest.approx(expected, rel=1e-3)
+    large = torch.rand(1, 3, 192, 192)
+    assert float(reconstruction_loss(large, large, "ms_ssim")) == pytest.approx(0, abs=1e-5)
+    with pytest.raises(UsageError, match="psnr"):
+        reconstruction_loss(images, images, "l1")
+
+
+def test_normalisations_do_not_decay():
+    codec = ADJSCC(filters=16)
+    decayed, others = parameter_groups(codec, 0.1)
+    names = {p: n for n, p in codec.named_parameters()}
+    assert not [names[p] for p in decayed["params"] if "normalisation" in names[p] or p.ndim < 2]
+    assert len(decayed["params"]) + len(others["params"]) == len(names)
+    assert others["weight_decay"] == 0
+
+
+def test_the_codec_sends_under_the_channels_convention():
+    module = small_module(channel=AWGN("nominal+3dB")).eval()
+    sent = module.codec.encode(torch.rand(2, 3, 16, 16), torch.zeros(2))
+    torch.testing.assert_close(sent.power, torch.full((2,), 2.0))
+
+
+def test_pilots_come_out_of_the_images_channel_uses():
+    module = small_module(channel=Rayleigh(coherence=16, csi="lmmse", pilots=4)).eval()
+    images, ids = torch.rand(2, 3, 24, 24), torch.arange(2)
+    with torch.no_grad():
+        for ratio in (Fraction(1, 6), Fraction(1, 12)):
+            k = math.floor(ratio * images[0].numel())
+            _, uses = module.transmit(images, ids, 10.0, ratio)
+            assert (uses <= k).all()
+            assert (uses > k - 5).all()  # 12 symbols of a block need 4 pilots
