@@ -22,7 +22,6 @@ EXAMPLES = """examples:
   python sims/image_separation.py --images photos --draw out/image_separation/results.json   (the picture alone)
 """
 SHORT = {"jpeg": "JPEG", "jpeg2000": "JPEG 2000", "webp": "WebP", "avif": "AVIF", "bpg": "BPG"}
-COLORS = {"JPEG": "#E69F00", "JPEG 2000": "#56B4E9", "WebP": "#009E73", "AVIF": "#0072B2", "BPG": "#CC79A7"}
 PHOTO = (512, 768)
 CROP = 96
 
@@ -60,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> None:
     """Both sizes."""
     from chanlab.cli.figures import save
+    from chanlab.cli.image_curves import quality_curves, quality_tables, separation_styles
     from chanlab.records import load_records, save_records
 
     if args.draw is not None:
@@ -69,8 +69,9 @@ def run(args: argparse.Namespace) -> None:
     else:
         records = measure(args)
         save_records(args.out / "results.json", records, replace=True)
-    print_tables(records)
-    save(picture(records), args.out / "image_separation.png")
+    print(f"\n{quality_tables(records)}")
+    styles = separation_styles(dict.fromkeys(r["system"] for r in records))
+    save(quality_curves(records, styles), args.out / "image_separation.png")
     print("written:", *([] if args.draw else [args.out / "results.json"]), args.out / "image_separation.png")
 
 
@@ -139,73 +140,6 @@ def systems(names: Sequence[str], args: argparse.Namespace, photos: bool) -> lis
     held.append(System(f"{SHORT[best]} + finite-length bound", fixed.with_code(NormalCode())))
     held.append(System(f"{SHORT[best]} + capacity", fixed.with_code(CapacityCode())))
     return held
-
-
-def print_tables(records: Sequence[dict[str, Any]]) -> None:
-    """A table for each size and ratio: PSNR, MS-SSIM and lost images over SNR."""
-    from chanlab.cli.common import table
-    from chanlab.cli.image_curves import lines
-
-    for size, ratio in panels(records):
-        of = {"size": size, "ratio": ratio}
-        psnr, similar, outage = (lines(records, m, of) for m in ("psnr", "ms_ssim", "outage"))
-        snrs = sorted({s for points in psnr.values() for s, _ in points})
-        rows = []
-        for system, points in psnr.items():
-            cells = dict(points)
-            other, lost = dict(similar[system]), dict(outage[system])
-            text = [
-                f"{cells[s]:.1f} {other[s]:.3f}" + (f" ({lost[s]:.0%})" if lost[s] >= 0.005 else "")
-                if s in cells
-                else ""
-                for s in snrs
-            ]
-            rows.append([system, *text])
-        count = next(r["n"] for r in records if of.items() <= r["condition"].items())
-        print(f"\n{count} images of {size}, k/n = {ratio}: PSNR [dB], MS-SSIM (images lost)")
-        print(table(["SNR [dB]", *(f"{s:g}" for s in snrs)], rows))
-
-
-def panels(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(size, ratio) of all records, small images and wide bands first."""
-    from fractions import Fraction
-
-    found = {(r["condition"]["size"], r["condition"]["ratio"]) for r in records}
-    return sorted(found, key=lambda p: (int(p[0].split("x")[0]), -Fraction(p[1])))
-
-
-def styles(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Line styles: a colour for each codec, bounds thin, the cliff dotted."""
-    held: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(r["system"] for r in records):
-        color = next((c for codec, c in COLORS.items() if name in (f"{codec} + LDPC", f"{codec} files + LDPC")), None)
-        if "sent for" in name:
-            held[name] = {"color": "#D55E00", "linestyle": ":", "marker": "v", "linewidth": 1.2}
-        elif "files" in name:
-            held[name] = {"color": color, "linestyle": "--", "marker": "x", "linewidth": 1.2}
-        elif color is None:
-            held[name] = {"color": "#666666", "linestyle": "--" if "capacity" in name else "-.", "linewidth": 1}
-        else:
-            held[name] = {"color": color, "marker": "o", "linewidth": 1.6}
-    return held
-
-
-def picture(records: Sequence[dict[str, Any]]) -> Any:
-    """PSNR above, MS-SSIM below, a column for each size and ratio."""
-    from chanlab.cli.figures import new_figure
-    from chanlab.cli.image_curves import draw_curves
-
-    columns = panels(records)
-    figure = new_figure(4.2 * len(columns) + 0.5, 7.5)
-    grid = figure.subplots(2, len(columns), squeeze=False, sharex=True)
-    for column, (size, ratio) in enumerate(columns):
-        for row, metric in enumerate(("psnr", "ms_ssim")):
-            title = f"{size}, k/n = {ratio}" if row == 0 else ""
-            of = {"size": size, "ratio": ratio}
-            draw_curves(grid[row][column], records, metric, of, styles(records), title)
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    return figure
 
 
 if __name__ == "__main__":

@@ -69,6 +69,10 @@ class Codec(nn.Module):
         """
         raise NotImplementedError
 
+    def sends_at(self, ratio: float | Fraction) -> bool:
+        """Whether the codec was built for a bandwidth ratio."""
+        return float(ratio) <= float(self.max_ratio) + 1e-9
+
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """Images of what was received.
 

@@ -56,12 +56,16 @@ class DeepJSCC(Codec):
 
     def encode(self, images: Tensor, snr_db: Tensor, ratio: Ratio | None = None) -> Transmission:
         """See `Codec.encode`; the only ratio is the codec's own."""
-        if ratio is not None and (isinstance(ratio, Tensor) or abs(float(ratio) - float(self.max_ratio)) > 1e-9):
+        if ratio is not None and (isinstance(ratio, Tensor) or not self.sends_at(ratio)):
             raise UsageError(
                 f"{type(self).__name__} sends at k/n {self.max_ratio} alone, not {ratio}: train one for each."
             )
         width, uses, bits = self.budget(images, snr_db, None)
         return self.transmission(self.analysis(self.pad(images), snr_db), width, uses, bits)
+
+    def sends_at(self, ratio: float | Fraction) -> bool:
+        """See `Codec.sends_at`; the only ratio is the codec's own."""
+        return abs(float(ratio) - float(self.max_ratio)) <= 1e-9
 
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """See `Codec.decode`."""

@@ -17,7 +17,7 @@ from chanlab.data.counter import keys
 from chanlab.errors import UsageError
 from chanlab.jscc.channels import AWGN, SymbolChannel
 from chanlab.jscc.codec import Codec, Ratio, as_ratio
-from chanlab.jscc.contract import channel_uses
+from chanlab.jscc.contract import Received, channel_uses
 from chanlab.jscc.gdn import GDN
 from chanlab.metrics import ms_ssim, psnr
 from chanlab.schedule import warmup_cosine
@@ -106,10 +106,15 @@ class JSCCModule(LightningModule):
         Returns:
             Images `[batch, 3, height, width]` and channel uses `[batch]`.
         """
+        decoded, received = self._send(images, snr_db, ratio, randomness)
+        return decoded, received.uses
+
+    def _send(
+        self, images: Tensor, snr_db: Tensor, ratio: Ratio | None, randomness: Tensor | None
+    ) -> tuple[Tensor, Received]:
         sent = self.codec.encode(images, snr_db, ratio)
-        received = self.channel(sent, snr_db, randomness)
-        shape = (images.shape[1], images.shape[2], images.shape[3])
-        return self.codec.decode(received, shape), received.uses
+        received: Received = self.channel(sent, snr_db, randomness)
+        return self.codec.decode(received, (images.shape[1], images.shape[2], images.shape[3])), received
 
     def setup(self, stage: str) -> None:
         """Compiles the codec's blocks for training, if that is asked.
@@ -205,17 +210,21 @@ class JSCCModule(LightningModule):
         Returns:
             Images `[batch, 3, height, width]` and the channel uses that they took, `[batch]`.
         """
-        snr = torch.full((len(images),), snr_db, device=images.device)
-        received: tuple[Tensor, Tensor] = self(images, snr, self._symbols(images, ratio), keys(ids, self.seed, "jscc"))
-        return received
+        decoded, received = self.receive(images, ids, snr_db, ratio)
+        return decoded, received.uses
 
-    def _symbols(self, images: Tensor, ratio: Fraction | None) -> Fraction | None:
+    def receive(
+        self, images: Tensor, ids: Tensor, snr_db: float, ratio: Fraction | None = None
+    ) -> tuple[Tensor, Received]:
+        """As `transmit`; the second value is all that the decoder was handed, pilots counted apart."""
+        snr = torch.full((len(images),), snr_db, device=images.device)
+        asked = None if ratio is None else self.asked_ratio((images.shape[1], images.shape[2], images.shape[3]), ratio)
+        return self._send(images, snr, asked, keys(ids, self.seed, "jscc"))
+
+    def asked_ratio(self, image_shape: tuple[int, int, int], ratio: Fraction) -> Fraction:
         """What to ask the codec for, so that symbols and pilots together keep to a ratio; unchanged without pilots."""
-        if ratio is None:
-            return None
-        shape = (images.shape[1], images.shape[2], images.shape[3])
-        asked = self.channel.encoder_ratio(shape, ratio)
-        return ratio if channel_uses(shape, asked) == channel_uses(shape, ratio) else asked
+        asked = self.channel.encoder_ratio(image_shape, ratio)
+        return ratio if channel_uses(image_shape, asked) == channel_uses(image_shape, ratio) else asked
 
     def _evaluate(self, batch: Mapping[str, Tensor]) -> None:
         images = batch["image"]

@@ -54,10 +54,11 @@ def sweep(
         progress: Told what is done.
 
     Returns:
-        Records with the condition `{"snr_db", "ratio", "size"}` (and `sent_for_db`), metrics `psnr` [dB], `ms_ssim` and
-        `outage`; their `deviation` is that over images, divided by the root of their number.
+        Records with the condition `{"snr_db", "ratio", "size"}` (and `sent_for_db`), metrics `psnr` [dB],
+        `ms_ssim`, `outage` and channel `uses`; their `deviation` is that over images, divided by the root of their
+        number.
     """
-    values: dict[tuple[System, Fraction, float], list[tuple[float, float, float]]] = defaultdict(list)
+    values: dict[tuple[System, Fraction, float], list[tuple[float, float, float, float]]] = defaultdict(list)
     size, seeds = "", [seed]
     for batch in batches:
         images = batch["image"]
@@ -82,9 +83,9 @@ def sweep(
         condition: dict[str, str | float] = {"snr_db": float(snr), "ratio": str(ratio), "size": size}
         if system.assumed_snr_db is not None:
             condition["sent_for_db"] = system.assumed_snr_db
-        for i, (metric, unit) in enumerate((("psnr", "dB"), ("ms_ssim", ""), ("outage", ""))):
+        for i, (metric, unit) in enumerate((("psnr", "dB"), ("ms_ssim", ""), ("outage", ""), ("uses", ""))):
             column = torch.tensor([row[i] for row in rows], dtype=torch.float64)
-            finite = column.clamp(max=100.0)  # an image without any error
+            finite = column.clamp(max=100.0) if metric == "psnr" else column  # an image without any error
             records.append(
                 record(
                     system=system.name,
@@ -103,18 +104,21 @@ def sweep(
     return records
 
 
-def _figures(out: Separated, images: Tensor, separation: Separation) -> list[tuple[float, float, float]]:
-    """PSNR, MS-SSIM and outage of each image; expectations where nothing was sent."""
+def _figures(out: Separated, images: Tensor, separation: Separation) -> list[tuple[float, float, float, float]]:
+    """PSNR, MS-SSIM, outage and channel uses of each image; expectations where nothing was sent."""
     from chanlab.metrics.images import ms_ssim
 
     sent = (images.double() * 255).round() / 255
     scales = next((s for s in (5, 4, 3, 2) if min(images.shape[2:]) >> (s - 1) >= 11), 1)
     similar = ms_ssim(out.images.double(), sent, scales, reduction="none")
+    uses = out.uses.double().tolist()
     if out.simulated:
-        return list(zip(out.psnr_db.tolist(), similar.tolist(), out.outage.double().tolist(), strict=True))
+        return list(zip(out.psnr_db.tolist(), similar.tolist(), out.outage.double().tolist(), uses, strict=True))
     lost = ms_ssim(separation.lost_images(images).double(), sent, scales, reduction="none")
     errors = [1.0 if p.offer is None else p.offer.error for p in out.points]
     return [
-        (psnr, (1 - e) * a + e * b, e)
-        for psnr, a, b, e in zip(out.expected_db.tolist(), similar.tolist(), lost.tolist(), errors, strict=True)
+        (psnr, (1 - e) * a + e * b, e, u)
+        for psnr, a, b, e, u in zip(
+            out.expected_db.tolist(), similar.tolist(), lost.tolist(), errors, uses, strict=True
+        )
     ]
