@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--lengths", type=int, nargs="+", help="information bits of a block; a plan of five by default")
     p.add_argument("--rounds", type=int, default=8, help="rounds of each curve")
     p.add_argument("--blocks", type=int, default=16, help="blocks of a round")
-    p.add_argument("--iterations", type=int, default=20, help="iterations of belief propagation")
+    p.add_argument("--iterations", type=int, default=50, help="iterations of belief propagation")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cpu")
     p.add_argument("--out", type=Path, default=Path("out/ldpc_bler"), help="folder of table and picture")

@@ -73,11 +73,15 @@ class LdpcQam:
 
     Args:
         table: Block error rates; the shipped table by default.
+        margin_db: SNR that operating points are chosen below the channel's, for what the table leaves open: its curves
+            are known to some hundredths of a decibel, and codes between its lengths and rates deviate from lines by as
+            much.
     """
 
     name = "LDPC"
 
-    def __init__(self, table: BlerTable | None = None) -> None:
+    def __init__(self, table: BlerTable | None = None, margin_db: float = 0.05) -> None:
+        self.margin_db = margin_db
         self.table = shipped_table() if table is None else table
         self.side_bits = mcs_index_bits()
 
@@ -89,7 +93,7 @@ class LdpcQam:
             format = transport_format(mcs, symbols)
             if format is not None:
                 mean, deviation = self.table.waterfall(mcs.bits_per_symbol, format.block_bits, format.codeword_bits)
-                right = ndtr((effective[mcs.bits_per_symbol] - mean) / deviation) ** format.num_blocks
+                right = ndtr((effective[mcs.bits_per_symbol] - self.margin_db - mean) / deviation) ** format.num_blocks
                 offers.append(Offer(format.size, float(1 - right.mean()), format))
         return offers
 
