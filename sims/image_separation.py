@@ -177,10 +177,11 @@ def panels(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 def styles(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Line styles: a colour for each codec, bounds thin, the cliff dotted."""
     held: dict[str, dict[str, Any]] = {}
+    markers = iter("v^<>" * len(records))
     for name in dict.fromkeys(r["system"] for r in records):
         color = next((c for codec, c in COLORS.items() if name in (f"{codec} + LDPC", f"{codec} files + LDPC")), None)
         if "sent for" in name:
-            held[name] = {"color": "#D55E00", "linestyle": ":", "marker": "v", "linewidth": 1.2}
+            held[name] = {"color": "#D55E00", "linestyle": ":", "marker": next(markers), "linewidth": 1.2}
         elif "files" in name:
             held[name] = {"color": color, "linestyle": "--", "marker": "x", "linewidth": 1.2}
         elif color is None:

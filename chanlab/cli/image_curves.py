@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from matplotlib.axes import Axes
 
 from chanlab.cli.figures import tidy
 
-LABELS = {"psnr": "PSNR [dB]", "ms_ssim": "MS-SSIM", "outage": "images lost"}
+LABELS = {"psnr": "PSNR [dB]", "ms_ssim": "MS-SSIM x, as -10 log10(1 - x) [dB]", "outage": "images lost"}
 
 
 def lines(
@@ -51,5 +52,8 @@ def draw_curves(
     held = lines(records, metric, condition)
     for system, style in styles.items():
         if system in held:
-            axes.plot(*zip(*held[system], strict=True), **{"label": system, "markersize": 4, **style})
+            snr, value = zip(*held[system], strict=True)
+            if metric == "ms_ssim":  # differences near 1 are the ones that are seen
+                value = tuple(-10 * math.log10(max(1 - v, 1e-6)) for v in value)
+            axes.plot(snr, value, **{"label": system, "markersize": 4, **style})
     tidy(axes, title, "SNR [dB]", LABELS.get(metric, metric))

@@ -14,7 +14,7 @@ from chanlab.jscc.separation.mcs import TransportFormat
 from chanlab.link.decoding import is_lost
 
 NUM_ITERATIONS = 50
-"""Iterations of belief propagation at most: some 0.3 dB better than Sionna's default of 20, and most blocks stop early."""
+"""Iterations of belief propagation at most: about 0.3 dB better than Sionna's default of 20; most blocks stop early."""
 _CHUNK = 8  # code blocks decoded at once: their messages stay in a CPU's cache
 _SYMBOLS_AT_ONCE = 1 << 18
 
