@@ -177,7 +177,7 @@ def test_the_table_predicts_a_code_it_does_not_hold():
     # K = 700, rate 0.55: between measured lengths and rates
     table, k, n, order = shipped_table(), 700, 1272, 4
     mean, deviation = table.waterfall(order, k, n)
-    code = CodeBlock(k, n, order)
+    code = CodeBlock(k, n, order, table.origin["num_iterations"])
     for z, low, high in ((-1.2, 0.6, 1.0), (0.0, 0.2, 0.8), (2.2, 0.0, 0.16)):
         errors = code.errors(mean + z * deviation, 80, torch.Generator().manual_seed(3)) / 80
         assert low <= errors <= high, (z, errors)
@@ -208,7 +208,7 @@ def test_transport_errors_grow_with_the_number_of_blocks():
     assert form.num_blocks > 3
     lost = 1 - (1 - one) ** form.num_blocks
     assert table.transport_error(form, mean + 2 * deviation) == pytest.approx(lost)
-    offers = LdpcQam(table, margin_db=0).offers(20_000, np.array([[mean + 2 * deviation]]))
+    offers = LdpcQam(table, gain_db=0.0).offers(20_000, np.array([[mean + 2 * deviation]]))
     assert next(o.error for o in offers if o.format == form) == pytest.approx(lost)
 
 
@@ -331,6 +331,7 @@ def test_noise_of_an_image_depends_on_its_id_alone():
     codec, one = fast_avif(), images(1)
     form = separation(one, TWELFTH, 5.0, codec).points[0].offer.format
     half, _ = shipped_table().waterfall(form.mcs.bits_per_symbol, form.block_bits, form.codeword_bits)
+    half -= 0.33  # what the link gains on the table by more iterations
     system = Separation(codec)
     every = system(one.expand(10, 3, 96, 96), TWELFTH, half, assumed_snr_db=5.0, ids=range(10), seed=5).outage
     assert 0 < int(every.sum()) < 10  # about half of them
