@@ -18,8 +18,8 @@ from chanlab.cli.common import run_script, script_parser
 from chanlab.errors import UsageError
 
 EXAMPLES = """examples:
-  python sims/ldpc_bler.py                              (about half an hour on a CPU core)
-  python sims/ldpc_bler.py --device cuda --rounds 40    (the table that ships was made on a CPU)
+  python sims/ldpc_bler.py                                  (about half an hour on a CPU core of its own)
+  python sims/ldpc_bler.py --device cuda --rounds 12 --blocks 200
   python sims/ldpc_bler.py --every 6 --lengths 1024 --rounds 6
 """
 

@@ -15,7 +15,6 @@ from chanlab.link.decoding import is_lost
 
 NUM_ITERATIONS = 50
 """Iterations of belief propagation at most: about 0.3 dB better than Sionna's default of 20; most blocks stop early."""
-_CHUNK = 8  # code blocks decoded at once: their messages stay in a CPU's cache
 _SYMBOLS_AT_ONCE = 1 << 18
 
 
@@ -144,7 +143,8 @@ class TransportChannel:
     def _decode_blocks(self, llr: Tensor, tried: Tensor) -> Tensor:
         """Information bits of the blocks, `[block, block_bits]`; zeros for those that are not tried."""
         out = llr.new_zeros(llr.shape[0], self.format.block_bits)
-        for part in torch.split(tried.nonzero().squeeze(-1), _CHUNK):
+        chunk = 8 if llr.device.type == "cpu" else 512  # 8: their messages stay in a CPU's cache
+        for part in torch.split(tried.nonzero().squeeze(-1), chunk):
             index, state = part, None
             for iterations in decoding_stages(self.num_iterations):
                 if not index.numel():
