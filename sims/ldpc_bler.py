@@ -18,8 +18,8 @@ from chanlab.cli.common import run_script, script_parser
 from chanlab.errors import UsageError
 
 EXAMPLES = """examples:
-  python sims/ldpc_bler.py                              (about half an hour on a CPU core)
-  python sims/ldpc_bler.py --device cuda --rounds 40    (the table that ships was made on a CPU)
+  python sims/ldpc_bler.py                                  (about half an hour on a CPU core of its own)
+  python sims/ldpc_bler.py --device cuda --rounds 12 --blocks 200
   python sims/ldpc_bler.py --every 6 --lengths 1024 --rounds 6
 """
 
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--lengths", type=int, nargs="+", help="information bits of a block; a plan of five by default")
     p.add_argument("--rounds", type=int, default=8, help="rounds of each curve")
     p.add_argument("--blocks", type=int, default=16, help="blocks of a round")
-    p.add_argument("--iterations", type=int, default=20, help="iterations of belief propagation")
+    p.add_argument("--iterations", type=int, default=50, help="iterations of belief propagation")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cpu")
     p.add_argument("--out", type=Path, default=Path("out/ldpc_bler"), help="folder of table and picture")

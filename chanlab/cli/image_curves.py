@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -12,7 +14,7 @@ from matplotlib.figure import Figure
 from chanlab.cli.common import table
 from chanlab.cli.figures import new_figure, tidy
 
-LABELS = {"psnr": "PSNR [dB]", "ms_ssim": "MS-SSIM", "outage": "images lost"}
+LABELS = {"psnr": "PSNR [dB]", "ms_ssim": "MS-SSIM x, as -10 log10(1 - x) [dB]", "outage": "images lost"}
 SEPARATION_COLORS = {
     "JPEG": "#E69F00",
     "JPEG 2000": "#56B4E9",
@@ -63,7 +65,10 @@ def draw_curves(
     held = lines(records, metric, condition)
     for system, style in styles.items():
         if system in held:
-            axes.plot(*zip(*held[system], strict=True), **{"label": system, "markersize": 4, **style})
+            snr, value = zip(*held[system], strict=True)
+            if metric == "ms_ssim":  # differences near 1 are the ones that are seen
+                value = tuple(-10 * math.log10(max(1 - v, 1e-6)) for v in value)
+            axes.plot(snr, value, **{"label": system, "markersize": 4, **style})
     tidy(axes, title, "SNR [dB]", LABELS.get(metric, metric))
 
 
@@ -102,12 +107,13 @@ def quality_tables(records: Sequence[Mapping[str, Any]]) -> str:
 def separation_styles(names: Iterable[str]) -> dict[str, Style]:
     """Line styles of separation: a colour for each codec, bounds thin, the cliff dotted."""
     held: dict[str, Style] = {}
+    markers = itertools.cycle("v^<>")
     for name in names:
         color = next(
             (c for codec, c in SEPARATION_COLORS.items() if name in (f"{codec} + LDPC", f"{codec} files + LDPC")), None
         )
         if "sent for" in name:
-            held[name] = {"color": "#D55E00", "linestyle": ":", "marker": "v", "linewidth": 1.2}
+            held[name] = {"color": "#D55E00", "linestyle": ":", "marker": next(markers), "linewidth": 1.2}
         elif "files" in name:
             held[name] = {"color": color, "linestyle": "--", "marker": "x", "linewidth": 1.2}
         elif color is None:

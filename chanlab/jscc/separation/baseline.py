@@ -17,7 +17,7 @@ from chanlab.channels.sionna_phy import device_name
 from chanlab.data import counter
 from chanlab.errors import UsageError
 from chanlab.jscc.channels import AWGN, SymbolChannel
-from chanlab.jscc.contract import Transmission, channel_uses, normalise_power, side_information_uses
+from chanlab.jscc.contract import channel_uses, normalise_power, side_information_uses
 from chanlab.jscc.separation.channel_codes import ChannelCode, LdpcQam, Offer, symbol_snr_db
 from chanlab.jscc.separation.image_codecs import CodecError, ImageCodec, Picture, find_codec
 from chanlab.jscc.separation.mcs import TransportFormat
@@ -38,7 +38,7 @@ class OperatingPoint:
         psnr_db: PSNR if it arrives [dB].
         lost_db: PSNR if it doesn't [dB].
         expected_db: Expected PSNR, by the error probability at the channel's SNR [dB].
-        side_uses: Channel uses that tell the receiver the scheme.
+        side_symbols: Symbols that tell the receiver the scheme, in the same frame.
     """
 
     offer: Offer | None
@@ -46,7 +46,7 @@ class OperatingPoint:
     psnr_db: float
     lost_db: float
     expected_db: float
-    side_uses: int
+    side_symbols: int
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Separation:
         if simulate:
             keys = counter.keys(torch.tensor(list(range(len(points)) if ids is None else ids)), seed, "separation")
             for format, rows in _by_format(points).items():
-                for row, data, used in self._send(format, rows, points, keys, float(snr_db), assumed):
+                for row, data, used in self._send(format, rows, points, keys, float(snr_db)):
                     uses[row] = used
                     outcome[row] = self._decode(data, (shape[1], shape[2]))
         else:
@@ -195,18 +195,20 @@ class Separation:
             snr_db: SNR that the transmitter reckons with [dB].
         """
         lost_db = psnr_db(image, self._lost_picture(image))
-        side_uses = self._side_uses(snr_db)
+        bits = torch.tensor([float(self.code.side_bits)])
+        side = int(side_information_uses(bits, torch.tensor([snr_db + self.channel.convention.offset_db])))
         best = OperatingPoint(None, None, lost_db, lost_db, lost_db, 0)
-        if uses <= side_uses:
+        symbols = self.channel.symbols_within(uses) - side
+        if symbols < 1:
             return best
         search = self._search(image)
-        for offer in self._useful_offers(self.channel.symbols_within(uses - side_uses), snr_db):
+        for offer in self._useful_offers(symbols, snr_db):
             found = search.best(offer.num_bytes)
             if found is None:
                 break
             expected = (1 - offer.error) * found.psnr_db + offer.error * lost_db
             if expected > best.expected_db:
-                best = OperatingPoint(offer, found, found.psnr_db, lost_db, expected, side_uses)
+                best = OperatingPoint(offer, found, found.psnr_db, lost_db, expected, side)
             if found.psnr_db <= best.expected_db:  # fewer bits can't be better
                 break
         return best
@@ -234,10 +236,6 @@ class Separation:
             self._offers[symbols, snr_db] = kept
         return self._offers[symbols, snr_db]
 
-    def _side_uses(self, snr_db: float) -> int:
-        bits = torch.tensor([float(self.code.side_bits)])
-        return int(side_information_uses(bits, torch.tensor([snr_db])))
-
     def _send(
         self,
         format: TransportFormat,
@@ -245,7 +243,6 @@ class Separation:
         points: Sequence[OperatingPoint],
         keys: Tensor,
         snr_db: float,
-        assumed_snr_db: float,
     ) -> list[tuple[int, bytes | None, int]]:
         """Images of one format over the link: (row, payload or None, channel uses)."""
         link = TransportChannel(format, device=self.device)
@@ -256,15 +253,17 @@ class Separation:
             assert source is not None
             bits = bytes_to_bits(source.data, format.size)[None]
             symbols, code_bits = link.encode(bits)
-            symbols = normalise_power(symbols, convention=self.channel.convention)
-            side_bits = torch.tensor([float(self.code.side_bits)])
-            sent = Transmission.of(symbols, side_bits=side_bits.to(symbols.device))
+            # The index of the scheme takes its symbols as the transmitter reckons them; it is not decoded here.
+            index = symbols.new_ones(1, points[row].side_symbols)
+            sent = normalise_power(torch.cat([symbols, index], 1), convention=self.channel.convention)
             with torch.inference_mode():
                 received = self.channel(sent, snr_db, keys[row : row + 1])
             decoded, right = link.decode(
-                received.unbiased / math.sqrt(power), received.noise_variance / power, code_bits
+                received.unbiased[:, : format.uses] / math.sqrt(power),
+                received.noise_variance[:, : format.uses] / power,
+                code_bits,
             )
-            uses = int(received.data_uses[0] + received.pilot_uses[0]) + self._side_uses(assumed_snr_db)
+            uses = int(received.uses[0])
             out.append((row, bits_to_bytes(decoded[0].cpu()) if bool(right[0]) else None, uses))
         return out
 

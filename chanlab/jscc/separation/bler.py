@@ -19,8 +19,8 @@ from scipy.special import log_ndtr, ndtr
 from chanlab.channels.sionna_phy import phy
 from chanlab.errors import UsageError
 from chanlab.jscc.separation.mcs import Mcs, TransportFormat, base_graph, can_encode, nr_mcs
-from chanlab.jscc.separation.transport import NUM_ITERATIONS, QamDemapper
-from chanlab.link.decoding import block_errors, is_lost, iteration_stages
+from chanlab.jscc.separation.transport import NUM_ITERATIONS, QamDemapper, decoding_stages
+from chanlab.link.decoding import block_errors, is_lost
 
 TABLE = Path(__file__).with_name("bler.json")
 """The table that is shipped; `python sims/ldpc_bler.py` makes it."""
@@ -92,8 +92,9 @@ class CodeBlock:
         self._mapper = mapping.Mapper("qam", bits_per_symbol, **where)
         self._demapper = QamDemapper(bits_per_symbol, device)
 
-    def errors(self, snr_db: float, blocks: int, generator: torch.Generator, chunk: int = 8) -> int:
+    def errors(self, snr_db: float, blocks: int, generator: torch.Generator) -> int:
         """Blocks in error out of so many, drawn from a generator on the CPU."""
+        chunk = 8 if self.device == "cpu" else 512  # 8: their messages stay in a CPU's cache
         with torch.inference_mode():
             bits = torch.randint(0, 2, (blocks, self.block_bits), generator=generator).to(self.device, torch.float32)
             code_bits = self._encoder(bits)
@@ -102,7 +103,7 @@ class CodeBlock:
             n0 = torch.tensor(10 ** (-snr_db / 10), dtype=torch.float32, device=self.device)
             llr = self._demapper(symbols + n0.sqrt() * noise, n0)
             tried = ~is_lost(llr, code_bits, self.block_bits / self.codeword_bits)
-            stages = iteration_stages(self.num_iterations)
+            stages = decoding_stages(self.num_iterations)
             return int(block_errors(self._decoder, llr, bits, stages, tried, chunk).sum())
 
 

@@ -11,12 +11,17 @@ from torch import Tensor
 from chanlab.channels.sionna_phy import phy
 from chanlab.errors import UsageError
 from chanlab.jscc.separation.mcs import TransportFormat
-from chanlab.link.decoding import is_lost, iteration_stages
+from chanlab.link.decoding import is_lost
 
-NUM_ITERATIONS = 20
-"""Iterations of belief propagation at most; Sionna's own default."""
-_CHUNK = 8  # code blocks decoded at once: their messages stay in a CPU's cache
+NUM_ITERATIONS = 50
+"""Iterations of belief propagation at most: about 0.3 dB better than Sionna's default of 20; most blocks stop early."""
 _SYMBOLS_AT_ONCE = 1 << 18
+
+
+def decoding_stages(num_iterations: int) -> list[int]:
+    """Iterations of each stage of decoding: looks after 2, 5, 10, 15, 20 and 30, then at the end."""
+    looks = [look for look in (2, 5, 10, 15, 20, 30) if look < num_iterations] + [num_iterations]
+    return [look - before for before, look in zip([0, *looks], looks, strict=False)]
 
 
 class QamDemapper:
@@ -56,7 +61,7 @@ class TransportChannel:
     """Transport blocks of one format, sent as QAM symbols and decoded.
 
     Encoding is `sionna.phy.nr.TBEncoder` (CRC, segmentation, LDPC, rate matching, interleaving, scrambling);
-    decoding is belief propagation whose blocks stop as soon as their CRC is right after 2, 5, 10 or all iterations.
+    decoding is belief propagation whose blocks stop as soon as their CRC is right at a look (`decoding_stages`).
 
     Args:
         format: From `transport_format`.
@@ -138,9 +143,10 @@ class TransportChannel:
     def _decode_blocks(self, llr: Tensor, tried: Tensor) -> Tensor:
         """Information bits of the blocks, `[block, block_bits]`; zeros for those that are not tried."""
         out = llr.new_zeros(llr.shape[0], self.format.block_bits)
-        for part in torch.split(tried.nonzero().squeeze(-1), _CHUNK):
+        chunk = 8 if llr.device.type == "cpu" else 512  # 8: their messages stay in a CPU's cache
+        for part in torch.split(tried.nonzero().squeeze(-1), chunk):
             index, state = part, None
-            for iterations in iteration_stages(self.num_iterations):
+            for iterations in decoding_stages(self.num_iterations):
                 if not index.numel():
                     break
                 decoded, state = self._decoder(llr[index], num_iter=iterations, msg_v2c=state)
