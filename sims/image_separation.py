@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chanlab.cli.common import run_script, script_parser
+from chanlab.cli.image_systems import IMAGE_CODECS
 from chanlab.errors import UsageError
 
 EXAMPLES = """examples:
@@ -21,7 +22,6 @@ EXAMPLES = """examples:
   python sims/image_separation.py --images photos --codecs avif --snr 0 10 20 --photos 0
   python sims/image_separation.py --images photos --draw out/image_separation/results.json   (the picture alone)
 """
-SHORT = {"jpeg": "JPEG", "jpeg2000": "JPEG 2000", "webp": "WebP", "avif": "AVIF", "bpg": "BPG"}
 PHOTO = (512, 768)
 CROP = 96
 
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     p = script_parser(__doc__, EXAMPLES)
     p.add_argument("--images", type=Path, required=True, help="folder of photographs; see `chanlab.jscc.images`")
     p.add_argument("--split", choices=["val", "test"], default="test")
-    p.add_argument("--codecs", nargs="+", choices=list(SHORT), help="all that are installed by default")
+    p.add_argument("--codecs", nargs="+", choices=list(IMAGE_CODECS), help="all that are installed by default")
     p.add_argument("--ratios", nargs="+", default=["1/6", "1/12"], help="bandwidth ratios k/n")
     p.add_argument("--snr", type=float, nargs="+", default=[0, 2.5, 5, 7.5, 10, 12.5, 15, 17.5, 20], help="[dB]")
     p.add_argument("--cliff", type=float, nargs="*", default=[5, 10], help="SNRs a fixed link is set up for [dB]")
@@ -133,12 +133,12 @@ def systems(names: Sequence[str], args: argparse.Namespace, photos: bool) -> lis
     made = {n: codec(n) for n in names}
     best = "avif" if "avif" in names else names[-1]
     sent = [n for n in names if not photos or args.send == "all" or (args.send == "best" and n == best)]
-    held = [System(f"{SHORT[n]} + LDPC", Separation(c), n in sent) for n, c in made.items()]
+    held = [System(f"{IMAGE_CODECS[n]} + LDPC", Separation(c), n in sent) for n, c in made.items()]
     fixed = held[names.index(best)].separation
-    held += [System(f"{SHORT[best]} + LDPC, sent for {snr:g} dB", fixed, not photos, snr) for snr in args.cliff]
-    held.append(System(f"{SHORT[best]} files + LDPC", Separation(codec(best, strip=False)), not photos))
-    held.append(System(f"{SHORT[best]} + finite-length bound", fixed.with_code(NormalCode())))
-    held.append(System(f"{SHORT[best]} + capacity", fixed.with_code(CapacityCode())))
+    held += [System(f"{IMAGE_CODECS[best]} + LDPC, sent for {snr:g} dB", fixed, not photos, snr) for snr in args.cliff]
+    held.append(System(f"{IMAGE_CODECS[best]} files + LDPC", Separation(codec(best, strip=False)), not photos))
+    held.append(System(f"{IMAGE_CODECS[best]} + finite-length bound", fixed.with_code(NormalCode())))
+    held.append(System(f"{IMAGE_CODECS[best]} + capacity", fixed.with_code(CapacityCode())))
     return held
 
 

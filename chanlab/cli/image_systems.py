@@ -24,6 +24,8 @@ CHANNELS = {
 CSI = ("perfect", "lmmse", "ls", "phase", "none")
 CDL_DEFAULTS: Mapping[str, Any] = {"delay_spread": 300e-9, "speed": [0.0, 30.0], "carrier": 3.5e9, "block": 8}
 """Of `ofdm:cdl-*`; the arrays have one element each."""
+IMAGE_CODECS = {"jpeg": "JPEG", "jpeg2000": "JPEG 2000", "webp": "WebP", "avif": "AVIF", "bpg": "BPG"}
+"""Image codecs of the separation baseline, and what tables call them."""
 SPEC = "NAME[,argument=value...]"
 
 
