@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
@@ -35,8 +36,8 @@ def received_picture(
     """Images side by side, pixel by pixel; of images larger than `detail` that part which has most detail.
 
     Args:
-        sent: The image that was sent, `[3, height, width]`, in [0, 1]; it stands at the left, of a larger image whole in
-            the first row, with a frame around the part.
+        sent: The image that was sent, `[3, height, width]`, in [0, 1]; it stands at the left, a larger one whole in the
+            first row, with a frame around the part.
         rows: For each system what was received, column by column.
         columns: Headings.
         title: Above all.
@@ -47,6 +48,9 @@ def received_picture(
     part = (slice(None), slice(top, top + height), slice(left, left + width))
     cell = 1.75
     figure = new_figure(cell * (len(columns) + 1) + 0.4, (cell * height / width + 0.28) * len(rows) + 0.55)
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(w_pad=0.02, h_pad=0.02, wspace=0.01, hspace=0.01)
     grid = figure.subplots(len(rows), len(columns) + 1, squeeze=False)
     for i, (system, received) in enumerate(rows.items()):
         first = grid[i][0]

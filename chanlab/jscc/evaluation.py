@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -197,6 +197,34 @@ def loss(points: Mapping[float, float], reference: Mapping[float, float]) -> dic
                 break
         found[snr] = Loss(reference[snr] - value, None if equal is None else snr - equal)
     return found
+
+
+def loss_records(records: Iterable[Mapping[str, Any]]) -> list[Record]:
+    """What receivers that estimate the channel, or ignore it, lose against one that knows it.
+
+    Args:
+        records: Of `psnr`, with `csi` and `snr_db` in their conditions; `perfect` is the reference.
+
+    Returns:
+        Records of `psnr_loss` at the same SNR, and of `snr_loss` at the same PSNR where the reference has it, [dB]; see
+        `loss`.
+    """
+    curves: dict[tuple[Any, ...], dict[float, Mapping[str, Any]]] = {}
+    for r in records:
+        if r["metric"] == "psnr" and "csi" in r["condition"]:
+            kept = tuple((k, v) for k, v in r["condition"].items() if k not in ("csi", "snr_db"))
+            curves.setdefault((r["system"], r["data"], kept, r["condition"]["csi"]), {})[r["condition"]["snr_db"]] = r
+    made = []
+    for (*rest, csi), points in curves.items():
+        reference = curves.get((*rest, "perfect"))
+        if csi == "perfect" or reference is None:
+            continue
+        values = [{snr: r["value"] for snr, r in curve.items()} for curve in (points, reference)]
+        for snr, lost in loss(*values).items():
+            shared = {k: points[snr][k] for k in ("system", "data", "split", "condition", "n", "seeds")}
+            found = {"psnr_loss": lost.psnr_db, "snr_loss": lost.snr_db}
+            made += [record(**shared, metric=m, value=v, unit="dB") for m, v in found.items() if v is not None]
+    return made
 
 
 def digest(*parts: nn.Module | Tensor | str) -> str:
