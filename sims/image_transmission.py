@@ -173,6 +173,7 @@ def senders(args: argparse.Namespace) -> list[Any]:
 
 def pictures(made: Sequence[Any], args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     """Received images of each size: (file, figure)."""
+    from chanlab.cli.image_report import RECEIVERS
     from chanlab.cli.received_images import Shown, received_picture
 
     asked = sorted(set(args.snr))
@@ -188,7 +189,7 @@ def pictures(made: Sequence[Any], args: argparse.Namespace) -> Iterator[tuple[st
             rows = {}
             for sender in mine:
                 got = [sender.receive(which, sender.ratios[0], snr) for snr in snrs]
-                label = f"{sender.name},\n{sender.csi} CSI" if several and sender.csi else sender.name
+                label = f"{sender.name},\n{RECEIVERS[sender.csi]}" if several and sender.csi else sender.name
                 label += f"\nk/n = {sender.ratios[0]}" if mixed and sender.ratios[0] else ""
                 rows[label] = [Shown(a.image, "lost" if a.lost else f"{a.psnr:.1f} dB, {a.ms_ssim:.3f}") for a in got]
             image, _, name = images[which]

@@ -147,5 +147,6 @@ def quality_curves(records: Sequence[Mapping[str, Any]], styles: Mapping[str, Ma
         ncols=min(4, 2 * len(columns)),
         fontsize=8,
         frameon=False,
+        handlelength=3.2,
     )
     return figure

@@ -15,7 +15,15 @@ from chanlab.errors import UsageError
 from chanlab.records import Record, load_records
 
 COLORS = ("#D62728", "#7B3FA0", "#1A1A1A", "#8C564B", "#2CA02C", "#E377C2")
-DASHES: Mapping[str, Any] = {"perfect": "-", "lmmse": "--", "ls": ":", "phase": (0, (5, 1, 1, 1)), "none": "-."}
+RECEIVERS = {"perfect": "perfect CSI", "lmmse": "LMMSE CSI", "ls": "LS CSI", "phase": "phase alone", "none": "no CSI"}
+"""What tables call what a receiver knows."""
+_LOOKS: Mapping[str, Style] = {
+    "perfect CSI": {"linestyle": "-", "marker": "s"},
+    "LMMSE CSI": {"linestyle": "--", "marker": "o"},
+    "LS CSI": {"linestyle": ":", "marker": "^"},
+    "phase alone": {"linestyle": (0, (5, 1, 1, 1)), "marker": "d"},
+    "no CSI": {"linestyle": "-.", "marker": "x"},
+}
 
 
 def with_receivers(records: Sequence[Mapping[str, Any]]) -> list[Record]:
@@ -67,15 +75,15 @@ def transmission_styles(shown: Sequence[Mapping[str, Any]]) -> dict[str, Style]:
     for r in shown:
         if "parameters" not in r:
             continue
-        plain, csi = _apart(r["system"])
+        plain, receiver = _apart(r["system"])
         color = colors.setdefault(plain, COLORS[len(colors) % len(COLORS)])
-        dash = DASHES.get(csi, "-")
-        held[r["system"]] = {"color": color, "linestyle": dash, "marker": "s", "markersize": 3.5, "linewidth": 2.2}
+        look = _LOOKS[receiver or "perfect CSI"]
+        held[r["system"]] = {"color": color, "markersize": 4.5, "linewidth": 1.8, **look}
     others = [name for name in dict.fromkeys(r["system"] for r in shown) if name not in held]
     plain_styles = separation_styles(dict.fromkeys(_apart(name)[0] for name in others))
     for name in others:
-        plain, csi = _apart(name)
-        held[name] = {**plain_styles[plain], **({"linestyle": DASHES[csi]} if csi in DASHES else {})}
+        plain, receiver = _apart(name)
+        held[name] = {**plain_styles[plain], **_LOOKS.get(receiver, {})}
     return held
 
 
@@ -105,7 +113,11 @@ def loss_table(records: Sequence[Mapping[str, Any]]) -> str:
     rows: dict[tuple[str, ...], dict[tuple[str, float], float]] = {}
     for r in records:
         held = r["condition"]
-        key: tuple[str, ...] = (f"{held['size']}, {held['ratio']}", r["system"], held["csi"])
+        key: tuple[str, ...] = (
+            f"{held['size']}, {held['ratio']}",
+            r["system"],
+            RECEIVERS.get(held["csi"], held["csi"]),
+        )
         rows.setdefault(key, {})[r["metric"], held["snr_db"]] = r["value"]
     body = []
     for key, values in rows.items():
@@ -114,11 +126,11 @@ def loss_table(records: Sequence[Mapping[str, Any]]) -> str:
             lost, equal = values.get(("psnr_loss", snr)), values.get(("snr_loss", snr))
             cells.append(("" if lost is None else f"{lost:.2f}") + ("" if equal is None else f" [{equal:.2f}]"))
         body.append([*key, *cells])
-    return table(["loss of PSNR [of SNR], dB", "system", "CSI", *(f"{s:g} dB" for s in snrs)], body)
+    return table(["loss of PSNR [of SNR], dB", "system", "receiver", *(f"{s:g} dB" for s in snrs)], body)
 
 
 def loss_curves(records: Sequence[Mapping[str, Any]], styles: Mapping[str, Style], title: str = "") -> Figure:
-    """Loss of PSNR over SNR, a panel for each size and ratio.
+    """Loss of PSNR over SNR, a panel for each size and ratio; receivers that estimate, where there are any.
 
     Args:
         records: From `chanlab.jscc.evaluation.loss_records`, after `with_receivers`.
@@ -126,6 +138,7 @@ def loss_curves(records: Sequence[Mapping[str, Any]], styles: Mapping[str, Style
         title: Above all.
     """
     lost = [r for r in records if r["metric"] == "psnr_loss"]
+    lost = [r for r in lost if r["condition"]["csi"] in ("lmmse", "ls")] or lost
     columns = panels(lost)
     figure = new_figure(max(5.5, 4.2 * len(columns) + 0.5), 4)
     every = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
@@ -137,7 +150,7 @@ def loss_curves(records: Sequence[Mapping[str, Any]], styles: Mapping[str, Style
     if title:
         figure.suptitle(title, fontsize=9, x=0.01, ha="left")
     handles, labels = every[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False, handlelength=3.2)
     return figure
 
 
@@ -147,11 +160,11 @@ def _panel(r: Mapping[str, Any]) -> tuple[str, str]:
 
 def _with_receiver(r: Mapping[str, Any]) -> str:
     csi = r["condition"].get("csi")
-    return f"{r['system']}, {csi} CSI" if csi else str(r["system"])
+    return f"{r['system']}, {RECEIVERS.get(csi, csi)}" if csi else str(r["system"])
 
 
 def _apart(system: str) -> tuple[str, str]:
     """Name of a system without notes, and what its receiver knows if the name tells."""
     plain = system.partition(" (")[0]
-    name, comma, csi = plain.removesuffix(" CSI").rpartition(", ")
-    return (name, csi) if comma and plain.endswith(" CSI") else (plain, "")
+    name, _, receiver = plain.rpartition(", ")
+    return (name, receiver) if receiver in _LOOKS else (plain, "")
