@@ -47,7 +47,7 @@ def received_picture(
     whole = (height, width) == tuple(sent.shape[1:])
     part = (slice(None), slice(top, top + height), slice(left, left + width))
     cell = 1.75
-    figure = new_figure(cell * (len(columns) + 1) + 0.4, (cell * height / width + 0.28) * len(rows) + 0.55)
+    figure = new_figure(cell * (len(columns) + 1) + 0.4, (0.93 * cell * height / width + 0.24) * len(rows) + 0.5)
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(w_pad=0.02, h_pad=0.02, wspace=0.01, hspace=0.01)

@@ -75,7 +75,7 @@ def instantiate(node: dict[str, Any], base: type) -> Any:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(base, "it")
     try:
-        return parser.instantiate_classes(parser.parse_object({"it": node})).it
+        return parser.instantiate(parser.parse_object({"it": node})).it
     except ArgumentError as error:
         raise UsageError(f"{node.get('class_path')}: {error}") from error
 
