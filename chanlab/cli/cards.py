@@ -8,10 +8,11 @@ A card is a Markdown file. What stands between two markers is replaced:
 `rows` and `columns` name fields of records or entries of their `condition`; everything else selects records, several
 values joined by `|` (`system=ar|pad`), which are then shown in this order; patterns select too: `system=llm*`, and
 `speed=*` whatever has a speed. With `columns=metric` each metric is a column, with `columns=metric,split` each pair of
-both. `digits=2` sets the decimals, `digits=nmse:4|latency:1` those of each metric. A plot draws one line per row over
-the columns, `<!-- results: plot rows=system columns=link_snr_db metric=bler file=bler.png -->`, `log=true` with a
-logarithmic axis; with `panels=duplex` there is a panel for each value. Intervals (`low`, `high`) are shaded where
-records have no deviation.
+both. `fields=value|peer|ratio` shows further fields of each record beside its value. `digits=2` sets the decimals,
+`digits=nmse:4|latency:1` those of each metric. A plot draws one line per row over the columns,
+`<!-- results: plot rows=system columns=link_snr_db metric=bler file=bler.png -->`, `log=true` with a logarithmic axis;
+with `panels=duplex` there is a panel for each value. Intervals (`low`, `high`) are shaded where records have no
+deviation.
 
 Records of others' published figures stand in `published.json` beside `results.json`: they have a `source` in place of a
 command.
@@ -33,7 +34,7 @@ from chanlab.errors import ChanlabError, UsageError
 from chanlab.records import Record, load_records, lookup
 
 BLOCK = re.compile(r"(<!-- results: *(?P<what>[^>]*?) *-->\n)(?P<old>.*?)(<!-- /results -->)", re.DOTALL)
-_OPTIONS = ("rows", "columns", "digits", "file", "log", "panels")
+_OPTIONS = ("rows", "columns", "fields", "digits", "file", "log", "panels")
 _NAMES = {
     "horizon": "steps ahead",
     "speed": "speed [m/s]",
@@ -99,8 +100,13 @@ def render(text: str, card: Path, write: bool = True) -> str:
 
 def _table(records: Sequence[Record], options: dict[str, str]) -> str:
     rows, columns = (_values(records, options[name], options) for name in ("rows", "columns"))
-    head = [options["rows"].replace(",", ", "), *(_heading(records, options["columns"], c) for c in columns)]
-    lines = [head, ["---", *["---:"] * len(columns)]]
+    fields = options.get("fields", "value").split("|")
+    head = [options["rows"].replace(",", ", ")]
+    for column in columns:
+        name, unit = _heading(records, options["columns"], column)
+        whole = f"{name} [{unit}]" if unit else name
+        head += [whole if field == "value" else f"{name}, {field}" for field in fields]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for row in rows:
         cells = []
         for column in columns:
@@ -111,7 +117,9 @@ def _table(records: Sequence[Record], options: dict[str, str]) -> str:
                 raise UsageError(
                     f"{len(found)} records for {row}, {column}: narrow the marker ({found[0]['condition']})."
                 )
-            cells.append(_cell(found[0], _digits(found[0], options.get("digits", "1"))) if found else "–")
+            for field in fields:
+                digits = _digits(found[0], options.get("digits", "1")) if found else 0
+                cells.append(_cell(found[0], digits, field) if found else "–")
         lines.append([", ".join(map(str, row)) if isinstance(row, tuple) else str(row), *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -225,7 +233,8 @@ def _values(records: Sequence[Record], names: str, options: dict[str, str]) -> l
     return sorted(found, key=places)
 
 
-def _heading(records: Sequence[Record], names: str, value: Any) -> str:
+def _heading(records: Sequence[Record], names: str, value: Any) -> tuple[str, str]:
+    """A column's name and unit."""
     several = names.split(",")
     parts = []
     for name, part in zip(several, value if len(several) > 1 else (value,), strict=True):
@@ -234,7 +243,7 @@ def _heading(records: Sequence[Record], names: str, value: Any) -> str:
     unit = ""
     if "metric" in several:
         unit = next(r["unit"] for r in records if _lookup(r, names) == value)
-    return f"{', '.join(parts)} [{unit}]" if unit else ", ".join(parts)
+    return ", ".join(parts).removesuffix(f" {unit}"), unit
 
 
 def _digits(item: Record, text: str) -> int:
@@ -244,9 +253,11 @@ def _digits(item: Record, text: str) -> int:
     return int(dict(part.split(":") for part in text.split("|")).get(item["metric"], 1))
 
 
-def _cell(item: Record, digits: int) -> str:
-    if item["value"] is None:
+def _cell(item: Record, digits: int, field: str = "value") -> str:
+    if item.get(field) is None:
         return "–"
+    if field != "value":
+        return f"{item[field]:.{digits}f}"
     if not item["unit"] and abs(item["value"]) >= 1e5:
         return f"{item['value'] / 1e6:.{digits}f} M"
     shown = f"{item['value']:.{digits}f}"

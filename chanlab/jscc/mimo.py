@@ -108,10 +108,15 @@ class MIMO(SymbolChannel):
         return (known, error) if self.csi == "ls" else (known / (1 + error), error / (1 + error))
 
     def _precoder(self, known: Tensor) -> Tensor:
-        """F / √streams, complex64 `[..., tx_ant, stream]`."""
+        """F / √streams, complex64 `[..., tx_ant, stream]`.
+
+        Singular vectors are known up to a phase, which libraries choose differently: here the first antenna's is zero.
+        """
         streams = self.symbols_per_use
         if self.detection == "svd":
             f: Tensor = torch.linalg.svd(known, full_matrices=False).Vh[..., :streams, :].mH
+            first = f[..., :1, :]
+            f = f * (first.conj() / first.abs().clamp_min(1e-12))
         else:
             f = torch.eye(streams, dtype=known.dtype, device=known.device)
         return f / math.sqrt(streams)

@@ -40,6 +40,20 @@ def test_table_is_made_from_the_records(card):
     assert text.endswith("<!-- /results -->\n\nafter\n")
 
 
+def test_further_fields_stand_beside_the_value(card):
+    made = [
+        record(system=s, metric="forward ms", value=v, unit="ms", **more)
+        for s, v, more in (("a", 2, {"peer": 3.0}), ("b", 4, {}))
+    ]
+    save_records(card.parent / "results.json", made)
+    text = render(
+        "<!-- results: table rows=system columns=metric fields=value|peer unit=ms -->\n<!-- /results -->", card
+    )
+    assert "| system | forward [ms] | forward, peer |" in text
+    assert "| a | 2.0 | 3.0 |" in text
+    assert "| b | 4.0 | – |" in text
+
+
 def test_cards_are_stable_and_check_says_so(card):
     assert main([str(card), "--check"]) == 1
     assert "old" in card.read_text()

@@ -177,6 +177,20 @@ def test_detection_is_sionnas_lmmse():
     torch.testing.assert_close(ours.noise_variance.expand(5, 7, 3), noise, rtol=1e-3, atol=1e-4)
 
 
+def test_singular_vectors_have_the_same_phase_in_every_library(monkeypatch):
+    x, keys = random_symbols(4, 600), image_keys(4)
+    want = MIMO(2, 2, None, "svd", 10)(x, 10.0, keys).symbols
+    svd = torch.linalg.svd
+
+    def turned(a, **options):
+        u, s, vh = svd(a, **options)
+        phase = torch.exp(1j * torch.arange(s.shape[-1]) * 0.7 + 0.4j)
+        return torch.return_types.linalg_svd((u * phase, s, phase.conj()[:, None] * vh))
+
+    monkeypatch.setattr(torch.linalg, "svd", turned)
+    torch.testing.assert_close(MIMO(2, 2, None, "svd", 10)(x, 10.0, keys).symbols, want, rtol=1e-4, atol=1e-4)
+
+
 def test_svd_separates_streams():
     """With perfect CSI the SVD scheme has the singular values as gains: no stream disturbs another."""
     x = random_symbols(300, 100)
