@@ -25,6 +25,7 @@ from chanlab.csi.beam_taps import (
     strongest_taps,
 )
 from chanlab.csi.doppler_wiener import doppler_posterior
+from chanlab.csi.few_rays import with_few_rays
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
 from chanlab.csi.lost_snapshots import fill_lost
 from chanlab.csi.predictor import check_history, normalise
@@ -90,6 +91,8 @@ class LearnedWiener(nn.Module):
         backbone_layers: Layers of it; 0: neither.
         pretrained: False: the language model starts from random weights.
         augmentation: Probability of each change that training makes to a window; see `augment_windows`.
+        few_rays: Probability that training puts a channel of few rays in the place of a window whose noise variance is
+            told; see `with_few_rays`.
     """
 
     def __init__(
@@ -106,12 +109,15 @@ class LearnedWiener(nn.Module):
         backbone_layers: int = 0,
         pretrained: bool = True,
         augmentation: float = 0.0,
+        few_rays: float = 0.0,
     ) -> None:
         super().__init__()
         if min(horizons, components, layers, strong_taps) < 1 or backbone_layers < 0:
             raise UsageError("horizons, components, layers and strong_taps are at least 1, backbone_layers at least 0")
         if not 0.0 <= augmentation < 1.0:
             raise UsageError(f"augmentation is a probability below 1, not {augmentation}")
+        if not 0.0 <= few_rays <= 1.0:
+            raise UsageError(f"few_rays is a probability, not {few_rays}")
         if len(tx_shape) != 3 or min(tx_shape) < 1:
             raise UsageError(f"tx_shape is [polarizations, columns, rows], not {list(tx_shape)}")
         if duplex not in ("tdd", "fdd", "both"):
@@ -123,6 +129,7 @@ class LearnedWiener(nn.Module):
         self.components = components
         self.strong_taps = min(strong_taps, NUM_TAPS - 1)
         self.augmentation = augmentation
+        self.few_rays = few_rays
         self.embed = nn.Linear(NUM_FEATURES, dim)
         self.tap = nn.Parameter(0.02 * torch.randn(NUM_TAPS, dim))
         self.beam = nn.Linear(16, dim)
@@ -324,6 +331,9 @@ class LearnedWiener(nn.Module):
             target: Noiseless, as `forward` returns it.
             noise_variance: See `forward`.
         """
+        if self.few_rays and noise_variance is not None:
+            places = {"tdd": (0.0,), "fdd": (self.fdd_offset,), "both": (0.0, self.fdd_offset)}[self.duplex]
+            history, target = with_few_rays(history, target, noise_variance, self.tx_shape, places, self.few_rays)
         if self.augmentation:
             offset = 0.0 if self.duplex == "tdd" else self.fdd_offset
             history, target, noise_variance = augment_windows(
