@@ -2,14 +2,17 @@
 
 import importlib.util
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from jscc_photographs import photograph
 from PIL import Image
 
+import chanlab.jscc
 from chanlab.cli import image_senders
 from chanlab.cli.image_curves import lines
 from chanlab.cli.image_report import beside, transmission_styles, with_receivers
@@ -350,6 +353,17 @@ def test_a_mistake_is_one_line(folder, tmp_path, capsys, more, said):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("image_transmission: ")
     assert said in error
+
+
+def test_card_counts_parameters_of_the_recipes():
+    card = (ROOT / "models" / "jscc" / "README.md").read_text(encoding="utf-8")
+    stated = {name: int(count) for name, count in re.findall(r"^\| \[(\w+)\].*\| (\d+) \|$", card, re.MULTILINE)}
+    assert set(stated) == {"deepjscc", "adjscc", "ours"}
+    for name, count in stated.items():
+        node = yaml.safe_load((ROOT / "models" / "jscc" / f"{name}.yaml").read_text())["model"]["init_args"]["codec"]
+        with torch.device("meta"):
+            codec = getattr(chanlab.jscc, node["class_path"].rpartition(".")[2])(**node["init_args"])
+        assert sum(p.numel() for p in codec.parameters()) == count
 
 
 def test_losses_need_both_receivers():
