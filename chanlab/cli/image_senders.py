@@ -254,10 +254,12 @@ def codec_senders(
             made = [CodecSender(name, codec, i, channel, csi, built, ratios, seed, device) for i in images]
             fitting = [sender for sender in made if sender.ratios]
             if not fitting:
-                text = f"{name} was built for k/n {codec.max_ratio}, not {' or '.join(map(str, ratios))}"
-                if built.uses(1000) != 1000:
-                    text += f", pilots and streams of {channel} included"
-                raise UsageError(f"{text}: take other --ratios, or `--ratios own`, with pilots on top.")
+                asked = [made[0].link.module.asked_ratio(images[0].shape, r) for r in ratios if r is not None]
+                raise UsageError(
+                    f"{name} was built to send at k/n {codec.max_ratio}, not {' or '.join(map(str, ratios))}, which "
+                    f"over {channel} asks it for {' or '.join(f'{float(r):.4f}' for r in asked)} symbols per source "
+                    "value: take other --ratios, or `--ratios own`, with pilots on top."
+                )
             found += fitting
     return found
 

@@ -162,6 +162,7 @@ def test_pilots_are_within_the_ratio_or_told(spec):
     limit = channel_uses((3, 48, 48), SIXTH)
     _, got = link.send(images, ids, 10.0, SIXTH)
     assert 0.93 * limit < int(got.uses) <= limit
+    assert int(got.side_uses) == 0
     _, own = link.send(images, ids, 10.0)
     assert int(own.uses) == limit + int(own.pilot_uses)
     assert (int(own.pilot_uses) > 0) == (spec != "awgn")
@@ -315,6 +316,8 @@ def test_script_measures_and_shows(folder, tmp_path, capsys, monkeypatch):
     # Another seed, other noise: everything anew.
     assert module.main([*line, "--snr", "10", "--photos", "0", "--show", "--seed", "2"]) == 0
     assert measured == [20.0, 20.0, 10.0, 10.0]
+    assert module.main([*line, "--snr", "10", "--ratios", "1/6", "--crops", "0", "--show", "--seed", "3"]) == 0
+    assert measured[4:] == [10.0]
 
 
 def test_script_compares_receivers_and_separation(folder, tmp_path, capsys):
@@ -339,7 +342,8 @@ def test_script_compares_receivers_and_separation(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--ratios", "1/3"], "ours was built for k/n 1/6, not 1/3"),
+        (["--ratios", "1/3"], "ours was built to send at k/n 1/6, not 1/3, which over awgn asks it for 0.3333 symbols"),
+        (["--channel", "mimo"], "not 1/6, which over mimo asks it for 0.3333 symbols"),
         (["--ratios", "a third"], "a bandwidth ratio is"),
         (["--csi", "lmmse"], "awgn has no choice of csi"),
         (["--crops", "0", "--photos", "0"], "not both 0"),
