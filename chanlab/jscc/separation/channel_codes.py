@@ -75,7 +75,7 @@ class LdpcQam:
     Args:
         table: Block error rates; the shipped table by default.
         gain_db: SNR that the link's decoder needs less than the table's. The shipped table was measured with 20
-            iterations; the 50 of the link gained 0.07 to 0.52 dB on 23 codes (median 0.3), of which 0.2 are reckoned
+            iterations; the 50 of the link gained 0.07 to 0.52 dB on 19 curves (median 0.3), of which 0.2 are reckoned
             with. By default 0.2 for a table of fewer iterations than the link's, else 0.
     """
 
