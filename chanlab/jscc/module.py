@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from chanlab.data.counter import keys
-from chanlab.errors import UsageError
+from chanlab.errors import ChanlabError, UsageError
 from chanlab.jscc.channels import AWGN, SymbolChannel
 from chanlab.jscc.codec import Codec, Ratio, as_ratio
-from chanlab.jscc.contract import channel_uses
+from chanlab.jscc.contract import bandwidth_ratio, channel_uses
 from chanlab.jscc.gdn import GDN
 from chanlab.metrics import ms_ssim, psnr
+from chanlab.metrics.images import fitting_scales
 from chanlab.schedule import warmup_cosine
 
 Loss = Literal["psnr", "mse", "ms_ssim"]
@@ -46,13 +47,16 @@ class JSCCModule(LightningModule):
         eval_ratios: Bandwidth ratios of evaluation, pilots included; None: the codec's highest, and pilots on top.
         loss: `psnr`: minus the mean over images of the PSNR, which weighs all SNRs, ratios and images alike; `mse`: the
             mean square error, as most papers have it, to which bad channels and textured images contribute most;
-            `ms_ssim`: 1 - MS-SSIM.
+            `ms_ssim`: 1 - MS-SSIM, of as many of its five scales as fit the crops (four from 88 pixels on).
         lr: Highest learning rate.
         weight_decay: Of AdamW, on matrices only (not on biases and normalisations).
         warmup: Fraction of the steps over which the learning rate rises.
         compile: Compiles those parts of the codec that are marked `compilable` with `torch.compile` for training: some
             seconds at the start, then faster on a GPU.
         seed: Of the channels of evaluation.
+
+    Raises:
+        UsageError: If SNRs are no range, or a ratio is above the codec's.
     """
 
     def __init__(
@@ -83,6 +87,11 @@ class JSCCModule(LightningModule):
         self.eval_snr_db = [0.0, 5.0, 10.0, 15.0, 20.0] if eval_snr_db is None else list(map(float, eval_snr_db))
         known: list[Fraction | None] = [None]
         self.eval_ratios = known if eval_ratios is None else [as_ratio(r) for r in eval_ratios]
+        for asked in self.ratios or []:
+            if asked > codec.max_ratio:
+                raise UsageError(
+                    f"this codec sends at k/n up to {codec.max_ratio}, not {asked}: build it with another max_ratio."
+                )
         self.loss = loss
         self.lr = lr
         self.weight_decay = weight_decay
@@ -108,8 +117,7 @@ class JSCCModule(LightningModule):
         """
         sent = self.codec.encode(images, snr_db, ratio)
         received = self.channel(sent, snr_db, randomness)
-        shape = (images.shape[1], images.shape[2], images.shape[3])
-        return self.codec.decode(received, shape), received.uses
+        return self.codec.decode(received, _shape(images)), received.uses
 
     def setup(self, stage: str) -> None:
         """Compiles the codec's blocks for training, if that is asked.
@@ -213,7 +221,7 @@ class JSCCModule(LightningModule):
         """What to ask the codec for, so that symbols and pilots together keep to a ratio; unchanged without pilots."""
         if ratio is None:
             return None
-        shape = (images.shape[1], images.shape[2], images.shape[3])
+        shape = _shape(images)
         asked = self.channel.encoder_ratio(shape, ratio)
         return ratio if channel_uses(shape, asked) == channel_uses(shape, ratio) else asked
 
@@ -222,7 +230,7 @@ class JSCCModule(LightningModule):
         for ratio, snr in self._conditions():
             received, uses = self.transmit(images, batch["id"], snr, ratio)
             self.means[_slot(ratio, snr)].update(psnr(received.float(), images, "none", validate=False))  # type: ignore[operator]
-            self.uses.update(uses / images[0].numel())
+            self.uses.update(bandwidth_ratio(uses, _shape(images), self.channel.convention))
 
     def _log(self, split: str) -> None:
         values = []
@@ -248,7 +256,8 @@ def reconstruction_loss(received: Tensor, images: Tensor, loss: Loss) -> Tensor:
     """
     received, images = received.float(), images.float()
     if loss == "ms_ssim":
-        return 1 - ms_ssim(received, images, validate=False)
+        scales = max(1, fitting_scales(min(images.shape[-2:])))
+        return 1 - ms_ssim(received, images, scales, validate=False)
     error = (received - images).square().mean((1, 2, 3))
     if loss == "psnr":
         return 10 * (error + LEAST_MSE).log10().mean()
@@ -276,11 +285,25 @@ def load_codec(checkpoint: str | os.PathLike[str], map_location: str = "cpu") ->
 
     Raises:
         UsageError: There is no such file.
+        ChanlabError: It is no such checkpoint.
     """
+    name = os.fspath(checkpoint)
     if not os.path.isfile(checkpoint):
-        raise UsageError(f"There is no checkpoint {os.fspath(checkpoint)}: train one with `chanlab fit`")
-    module = JSCCModule.load_from_checkpoint(os.fspath(checkpoint), map_location=map_location, weights_only=True)
-    return module.codec.eval()
+        raise UsageError(f"There is no checkpoint {name}: train one with `chanlab fit`")
+    try:
+        found = torch.load(name, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises what its reader and its unpickler come across
+        raise ChanlabError(f"{name} can't be read as a checkpoint: train one with `chanlab fit`") from error
+    if "codec" not in found.get(JSCCModule.CHECKPOINT_HYPER_PARAMS_KEY, {}):
+        raise ChanlabError(
+            f"{name} doesn't say which codec its weights are of, as checkpoints of `chanlab fit` do: build the codec, "
+            "and load the checkpoint with JSCCModule.load_from_checkpoint(..., codec=codec)"
+        )
+    return JSCCModule.load_from_checkpoint(name, map_location=map_location, weights_only=True).codec.eval()
+
+
+def _shape(images: Tensor) -> tuple[int, int, int]:
+    return images.shape[1], images.shape[2], images.shape[3]
 
 
 def _slot(ratio: Fraction | None, snr_db: float) -> str:

@@ -13,11 +13,12 @@ from PIL import Image
 
 from chanlab.cli.lightning import main as learn
 from chanlab.cli.main import main
-from chanlab.errors import UsageError
-from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC, JSCCModule, load_codec
+from chanlab.errors import ChanlabError, UsageError
+from chanlab.jscc import ADJSCC, AdaptiveJSCC, Convention, DeepJSCC, JSCCModule, load_codec
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.module import parameter_groups, reconstruction_loss
+from chanlab.metrics import ms_ssim
 from chanlab.weights import save_weights
 
 RECIPES = Path(__file__).parents[2] / "models" / "jscc"
@@ -120,6 +121,8 @@ def test_training_draws_snr_and_ratio_per_image():
     assert ratio is None
     with pytest.raises(UsageError, match="low, high"):
         small_module(snr_db=(5.0, 1.0))
+    with pytest.raises(UsageError, match="up to 1/6, not 1/2"):
+        small_module(ratios=["1/6", "1/2"])
 
 
 def test_losses():
@@ -131,6 +134,10 @@ def test_losses():
     assert float(reconstruction_loss(received, images, "psnr")) == pytest.approx(expected, rel=1e-3)
     large = torch.rand(1, 3, 192, 192)
     assert float(reconstruction_loss(large, large, "ms_ssim")) == pytest.approx(0, abs=1e-5)
+    # As many scales as fit: those of a training crop of 96 pixels are four, of which 1 - MS-SSIM is the definition.
+    crops = torch.rand(2, 3, 96, 96)
+    expected = 1 - float(ms_ssim(0.5 * crops, crops, scales=4))
+    assert float(reconstruction_loss(0.5 * crops, crops, "ms_ssim")) == pytest.approx(expected, rel=1e-5)
     with pytest.raises(UsageError, match="psnr"):
         reconstruction_loss(images, images, "l1")
 
@@ -148,6 +155,28 @@ def test_the_codec_sends_under_the_channels_convention():
     module = small_module(channel=AWGN("nominal+3dB")).eval()
     sent = module.codec.encode(torch.rand(2, 3, 16, 16), torch.zeros(2))
     torch.testing.assert_close(sent.power, torch.full((2,), 2.0))
+
+
+def test_bandwidth_is_logged_as_the_convention_counts_it(monkeypatch):
+    reals = Convention("counts reals", power=2.0, noise_per="real", uses_per_symbol=2)
+    module = small_module(channel=AWGN(reals), eval_ratios=["1/6"], eval_snr_db=[10.0]).eval()
+    logged = {}
+    monkeypatch.setattr(module, "log", lambda name, value, **_: logged.update({name: float(value)}))
+    with torch.no_grad():
+        module.test_step({"image": torch.rand(2, 3, 24, 24), "id": torch.arange(2)}, 0)
+    module.on_test_epoch_end()
+    assert logged["test/uses"] == pytest.approx(1 / 6)
+
+
+def test_checkpoints_that_hold_no_codec_say_so(tmp_path):
+    torch.save({"state_dict": {}, "hyper_parameters": {"lr": 1e-3}}, tmp_path / "python.ckpt")
+    with pytest.raises(ChanlabError, match="codec=codec"):
+        load_codec(tmp_path / "python.ckpt")
+    (tmp_path / "picture.png").write_bytes(b"PNG")
+    with pytest.raises(ChanlabError, match="can't be read as a checkpoint"):
+        load_codec(tmp_path / "picture.png")
+    with pytest.raises(UsageError, match="no checkpoint"):
+        load_codec(tmp_path / "absent.ckpt")
 
 
 def test_pilots_come_out_of_the_images_channel_uses():
