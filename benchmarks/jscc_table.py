@@ -67,7 +67,7 @@ def comparisons(results: Results, data: Mapping[str, ImageDataModule], args: arg
 def _cost(results: Results, system: str, ratio: Fraction) -> tuple[dict[str, Any]]:
     """Parameters and steps of a system."""
     for arm, known in results.items():
-        if arm.label == system and arm.ratio in (None, ratio):
+        if arm.label == system and arm.ratio in (None, ratio) and "trained" in known:
             return ({"parameters": known["trained"]["parameters"], "steps": known["trained"]["steps"]},)
     return ({},)
 

@@ -77,6 +77,45 @@ def test_runs_of_equal_steps_and_their_differences(photos, tmp_path, capsys):
     assert uses.tolist() == [96 * 96 * 3 // 6] * 4
 
 
+def test_runs_of_other_settings_are_not_compared(photos, tmp_path):
+    out = tmp_path / "out"
+    command = ["--images", str(photos), *TINY, "--out", str(out), "--ratios", "1/6", "--steps", "1", "--arms"]
+    jscc_train.main([*command, "adaptive_1_6_0dB"])
+    for more in (["--loss", "mse"], ["--crop", "64"], ["--seed", "2"], ["--lr", "adaptive=1e-3"]):
+        with pytest.raises(UsageError, match=f"has {more[0][2:]} .*give another --out"):
+            jscc_train.main([*command, "adaptive_1_6_0dB", "adjscc", *more])
+    # A run that starts where another ended has had more steps than its peers.
+    jscc_train.main([*command, "adaptive_1_6_10dB", "--init", str(started_from(out, tmp_path / "init"))])
+    with pytest.raises(UsageError, match="started from --init"):
+        jscc_train.main([*command, "adaptive_1_6_0dB", "adaptive_1_6_10dB"])
+    assert not (out / "runs" / "adjscc_1_6.json").exists()
+    # Other test crops: evaluated again, not trained again.
+    weights = (out / "weights" / "adaptive_1_6_0dB.safetensors").read_bytes()
+    jscc_train.main([*command, "adaptive_1_6_0dB", "--crops", "3"])
+    assert len(json.loads((out / "runs" / "adaptive_1_6_0dB.json").read_text())["psnr"]["crop"]["1/6 0"]) == 6
+    assert (out / "weights" / "adaptive_1_6_0dB.safetensors").read_bytes() == weights
+
+
+def started_from(out, folder):
+    folder.mkdir()
+    (folder / "adaptive_1_6_10dB.safetensors").write_bytes(
+        (out / "weights" / "adaptive_1_6_0dB.safetensors").read_bytes()
+    )
+    return folder
+
+
+def test_weights_alone_can_be_evaluated(photos, tmp_path):
+    command = ["--images", str(photos), *TINY, "--out", str(tmp_path), "--ratios", "1/6", "--arms", "adaptive_1_6_0dB"]
+    jscc_train.main([*command, "--steps", "1"])
+    value = select(load_records(tmp_path / "results.json"), metric="psnr", size="96x96")[0]["value"]
+    (tmp_path / "runs" / "adaptive_1_6_0dB.json").unlink()
+    for _ in range(2):
+        jscc_train.main([*command, "--evaluate"])
+        again = select(load_records(tmp_path / "results.json"), metric="psnr", size="96x96")[0]
+        assert again["value"] == pytest.approx(value, abs=1e-4)
+        assert "steps" not in again
+
+
 def test_the_grid():
     args = jscc_train.arguments(["--images", "photos", "--ratios", "1/6", "1/12", "--snrs", "0", "20"])
     runs = arms(args)
