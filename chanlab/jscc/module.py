@@ -54,9 +54,11 @@ class JSCCModule(LightningModule):
         compile: Compiles those parts of the codec that are marked `compilable` with `torch.compile` for training: some
             seconds at the start, then faster on a GPU.
         seed: Of the channels of evaluation.
+        eval_channel: The channel of evaluation, so that links of stored channels can be held out (`split`, `first` of
+            their realisations); None: `channel`.
 
     Raises:
-        UsageError: If SNRs are no range, or a ratio is above the codec's.
+        UsageError: If SNRs are no range, a ratio is above the codec's, or the channels' conventions differ.
     """
 
     def __init__(
@@ -73,12 +75,18 @@ class JSCCModule(LightningModule):
         warmup: float = 0.05,
         compile: bool = False,
         seed: int = 1,
+        eval_channel: SymbolChannel | None = None,
     ) -> None:
         super().__init__()
         # See CSIPredictionModule: from Python the codec is an object, which a checkpoint can't hold.
-        self.save_hyperparameters(ignore=["codec", "channel"] if _given_hyperparameters.get() is None else [])
+        self.save_hyperparameters(
+            ignore=["codec", "channel", "eval_channel"] if _given_hyperparameters.get() is None else []
+        )
         self.codec = codec
         self.channel = channel or AWGN()
+        self.eval_channel = eval_channel
+        if eval_channel is not None and eval_channel.convention != self.channel.convention:
+            raise UsageError("channel and eval_channel differ in their convention: give them the same.")
         codec.convention = self.channel.convention
         self.snr_db = (float(snr_db), float(snr_db)) if isinstance(snr_db, int | float) else tuple(snr_db)
         if len(self.snr_db) != 2 or self.snr_db[0] > self.snr_db[1]:
@@ -116,7 +124,7 @@ class JSCCModule(LightningModule):
             Images `[batch, 3, height, width]` and channel uses `[batch]`.
         """
         sent = self.codec.encode(images, snr_db, ratio)
-        received = self.channel(sent, snr_db, randomness)
+        received = self._channel()(sent, snr_db, randomness)
         return self.codec.decode(received, _shape(images)), received.uses
 
     def setup(self, stage: str) -> None:
@@ -196,6 +204,9 @@ class JSCCModule(LightningModule):
         """AdamW over the codec's parameters."""
         return torch.optim.AdamW(parameter_groups(self.codec, self.weight_decay), lr=self.lr)
 
+    def _channel(self) -> SymbolChannel:
+        return self.channel if self.training or self.eval_channel is None else self.eval_channel
+
     def _conditions(self) -> list[tuple[Fraction | None, float]]:
         return [(ratio, snr) for ratio in self.eval_ratios for snr in self.eval_snr_db]
 
@@ -222,7 +233,7 @@ class JSCCModule(LightningModule):
         if ratio is None:
             return None
         shape = _shape(images)
-        asked = self.channel.encoder_ratio(shape, ratio)
+        asked = self._channel().encoder_ratio(shape, ratio)
         return ratio if channel_uses(shape, asked) == channel_uses(shape, ratio) else asked
 
     def _evaluate(self, batch: Mapping[str, Tensor]) -> None:

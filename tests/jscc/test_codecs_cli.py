@@ -157,6 +157,25 @@ def test_the_codec_sends_under_the_channels_convention():
     torch.testing.assert_close(sent.power, torch.full((2,), 2.0))
 
 
+def test_channels_of_evaluation_are_held_out():
+    """Training goes through one channel, evaluation through another, whose pilots count."""
+    held_out = Rayleigh(coherence=16, csi="lmmse", pilots=4)
+    module = small_module(eval_channel=held_out)
+    images, ids = torch.rand(2, 3, 24, 24), torch.arange(2)
+    used = []
+    for name in ("channel", "eval_channel"):
+        getattr(module, name).register_forward_hook(lambda *_, name=name: used.append(name))
+    module.train()(images, torch.full((2,), 10.0))
+    assert used == ["channel"]
+    with torch.no_grad():
+        _, uses = module.eval().transmit(images, ids, 10.0, Fraction(1, 6))
+    assert used == ["channel", "eval_channel"]
+    k = 24 * 24 * 3 // 6
+    assert uses.tolist() == [held_out.uses(held_out.symbols_within(k))] * 2
+    with pytest.raises(UsageError, match="convention"):
+        small_module(channel=AWGN("real"), eval_channel=held_out)
+
+
 def test_bandwidth_is_logged_as_the_convention_counts_it(monkeypatch):
     reals = Convention("counts reals", power=2.0, noise_per="real", uses_per_symbol=2)
     module = small_module(channel=AWGN(reals), eval_ratios=["1/6"], eval_snr_db=[10.0]).eval()
