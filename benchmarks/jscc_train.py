@@ -5,9 +5,9 @@ SNR and ratio each; `adjscc`, for one ratio each; `deepjscc`, for one SNR and ra
 many parameters as ours. All have the same loss, batches, crops, schedule and steps, over AWGN.
 
 Below --out: weights/*.safetensors; runs/*.json, each with its loss and its PSNR on crops (96x96) and photographs
-(512x768) of the test split; results.json, whose intervals come from a bootstrap over photographs; psnr.png. Runs whose
-weights are there are not trained again, and those evaluated not evaluated again, when the command is given again; the
-rest then has as many steps as they had. Runs of other settings than asked for are refused, not compared.
+(512x768) of the test split (--split); results.json, whose intervals come from a bootstrap over photographs; psnr.png.
+Runs whose weights are there are not trained again, and those evaluated not evaluated again, when the command is given
+again; the rest then has as many steps as they had. Runs of other settings than asked for are refused, not compared.
 """
 
 from __future__ import annotations
@@ -75,7 +75,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of gradients")
     parser.add_argument("--points", type=int, default=8, help="of the learning curve")
     parser.add_argument("--init", type=Path, help="folder of weights that runs start from, where they are there")
-    parser.add_argument("--crops", type=int, default=4, help="test crops of each photograph (default: 4)")
+    parser.add_argument(
+        "--split",
+        choices=["test", "val"],
+        default="test",
+        help="evaluated: val to choose learning rates (default: test)",
+    )
+    parser.add_argument("--crops", type=int, default=4, help="evaluated crops of each photograph (default: 4)")
     parser.add_argument("--max-side", type=int, help="photographs with a longer side are shrunk to it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bits", type=int, choices=[8, 16, 32], default=16, help="of kept weights (default: 16)")
@@ -122,12 +128,14 @@ def settings(arm: Arm, args: argparse.Namespace) -> dict[str, Any]:
 def evaluation(args: argparse.Namespace) -> dict[str, Any]:
     """What its PSNR depends on beside the weights, as JSON has it."""
     return dict(
-        json.loads(json.dumps({name: getattr(args, name) for name in ("ratios", "snrs", "crops")}, default=str))
+        json.loads(
+            json.dumps({name: getattr(args, name) for name in ("ratios", "snrs", "crops", "split")}, default=str)
+        )
     )
 
 
 def photographs(args: argparse.Namespace) -> dict[str, ImageDataModule]:
-    """Training photographs, and test ones as crops and whole."""
+    """Training photographs, and those evaluated as crops and whole."""
     shared: dict[str, Any] = {"images": args.images, "max_side": args.max_side, "allow_similar": False}
     return {
         "train": ImageDataModule(

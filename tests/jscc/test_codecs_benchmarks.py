@@ -27,10 +27,10 @@ TINY = ["--batch", "4", "--widths", "8", "16", "--depths", "1", "1", "--crops", 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Smooth pictures, the test ones large enough for both sizes."""
+    """Smooth pictures, those of validation and test large enough for both sizes."""
     folder = tmp_path_factory.mktemp("photos")
     generator = np.random.default_rng(0)
-    for split, count, size in (("train", 3, (200, 160)), ("val", 1, (200, 160)), ("test", 2, (800, 520))):
+    for split, count, size in (("train", 3, (200, 160)), ("val", 1, (800, 520)), ("test", 2, (800, 520))):
         (folder / split).mkdir()
         for i in range(count):
             coarse = Image.fromarray(generator.integers(0, 256, (9, 12, 3), dtype=np.uint8))
@@ -114,6 +114,11 @@ def test_weights_alone_can_be_evaluated(photos, tmp_path):
         again = select(load_records(tmp_path / "results.json"), metric="psnr", size="96x96")[0]
         assert again["value"] == pytest.approx(value, abs=1e-4)
         assert "steps" not in again
+    # Choices are made on validation photographs: crops of one are evaluated, and the record says so.
+    jscc_train.main([*command, "--evaluate", "--split", "val"])
+    found = select(load_records(tmp_path / "results.json"), metric="psnr", size="96x96")[0]
+    assert (found["split"], found["n"]) == ("val", 2)
+    assert found["value"] != pytest.approx(value, abs=1e-2)
 
 
 def test_the_grid():
