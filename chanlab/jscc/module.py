@@ -17,7 +17,7 @@ from chanlab.data.counter import keys
 from chanlab.errors import ChanlabError, UsageError
 from chanlab.jscc.channels import AWGN, SymbolChannel
 from chanlab.jscc.codec import Codec, Ratio, as_ratio
-from chanlab.jscc.contract import bandwidth_ratio, channel_uses
+from chanlab.jscc.contract import STANDARD, Convention, bandwidth_ratio, channel_uses, find_convention
 from chanlab.jscc.gdn import GDN
 from chanlab.metrics import ms_ssim, psnr
 from chanlab.metrics.images import fitting_scales
@@ -288,7 +288,7 @@ def parameter_groups(codec: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def load_codec(checkpoint: str | os.PathLike[str], map_location: str = "cpu") -> Codec:
-    """The codec of a checkpoint that `chanlab fit` wrote, in evaluation mode.
+    """The codec of a checkpoint that `chanlab fit` wrote, in evaluation mode; its channel's data isn't needed.
 
     Args:
         checkpoint: Path; read as plain weights, never as a pickle.
@@ -305,12 +305,19 @@ def load_codec(checkpoint: str | os.PathLike[str], map_location: str = "cpu") ->
         found = torch.load(name, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises what its reader and its unpickler come across
         raise ChanlabError(f"{name} can't be read as a checkpoint: train one with `chanlab fit`") from error
-    if "codec" not in found.get(JSCCModule.CHECKPOINT_HYPER_PARAMS_KEY, {}):
+    given = found.get(JSCCModule.CHECKPOINT_HYPER_PARAMS_KEY, {})
+    if "codec" not in given:
         raise ChanlabError(
             f"{name} doesn't say which codec its weights are of, as checkpoints of `chanlab fit` do: build the codec, "
             "and load the checkpoint with JSCCModule.load_from_checkpoint(..., codec=codec)"
         )
-    return JSCCModule.load_from_checkpoint(name, map_location=map_location, weights_only=True).codec.eval()
+    # The channel isn't built: it may ask for a store that lies elsewhere. Its convention is the codec's.
+    module = JSCCModule.load_from_checkpoint(
+        name, map_location=map_location, weights_only=True, channel=None, eval_channel=None
+    )
+    convention = ((given.get("channel") or {}).get("init_args") or {}).get("convention", STANDARD)
+    module.codec.convention = find_convention(Convention(**convention) if isinstance(convention, dict) else convention)
+    return module.codec.eval()
 
 
 def _shape(images: Tensor) -> tuple[int, int, int]:

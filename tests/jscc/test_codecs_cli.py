@@ -5,6 +5,7 @@ import math
 from fractions import Fraction
 from pathlib import Path
 
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from chanlab.cli.main import main
 from chanlab.errors import ChanlabError, UsageError
 from chanlab.jscc import ADJSCC, AdaptiveJSCC, Convention, DeepJSCC, JSCCModule, load_codec
 from chanlab.jscc.channels import AWGN
+from chanlab.jscc.contract import CONVENTIONS
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.module import parameter_groups, reconstruction_loss
 from chanlab.metrics import ms_ssim
@@ -196,6 +198,29 @@ def test_checkpoints_that_hold_no_codec_say_so(tmp_path):
         load_codec(tmp_path / "picture.png")
     with pytest.raises(UsageError, match="no checkpoint"):
         load_codec(tmp_path / "absent.ckpt")
+
+
+@pytest.mark.parametrize("convention", ["nominal+3dB", dict(vars(CONVENTIONS["nominal+3dB"])), None])
+def test_codecs_load_where_their_channels_are_not(tmp_path, convention):
+    """The store that a codec was trained on lies elsewhere; the channel's convention stays the codec's."""
+    codec = {"class_path": "chanlab.jscc.AdaptiveJSCC", "init_args": {"widths": [8, 12], "depths": [1, 1]}}
+    realisations = {"class_path": "chanlab.jscc.StoreRealisations", "init_args": {"store": str(tmp_path / "absent")}}
+    link = {"class_path": "chanlab.jscc.OFDMLink", "init_args": {"realisations": realisations}}
+    if convention is not None:
+        link["init_args"]["convention"] = convention
+    module = JSCCModule(AdaptiveJSCC(widths=(8, 12), depths=(1, 1)))
+    hyperparameters = {
+        "_class_path": "chanlab.jscc.JSCCModule",
+        "_instantiator": "lightning.pytorch.cli.instantiate_module",
+        "codec": codec,
+        "channel": link,
+    }
+    checkpoint = {"state_dict": module.state_dict(), "hyper_parameters": hyperparameters}
+    torch.save({**checkpoint, "pytorch-lightning_version": lightning.__version__}, tmp_path / "best.ckpt")
+    loaded = load_codec(tmp_path / "best.ckpt")
+    assert loaded.convention.power == (1.0 if convention is None else 2.0)
+    for name, value in module.codec.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], value)
 
 
 def test_pilots_come_out_of_the_images_channel_uses():
