@@ -200,6 +200,20 @@ def test_the_decoder_weighs_symbols_by_their_noise():
     torch.testing.assert_close(codec.decode(biased, (3, 32, 32)), whole, rtol=1e-4, atol=1e-5)
 
 
+def test_the_decoder_is_told_the_mean_snr_after_equalisation():
+    """Not the nominal one, which says nothing of a fade: the conditions are those of what arrived."""
+    codec = small("adaptive")
+    snr = torch.tensor([10.0])
+    sent = codec.encode(torch.rand(1, 3, 32, 32), snr)
+    received = through(sent, snr, torch.where(torch.arange(sent.symbols.shape[1]) % 2 == 0, 1.0, 0.1)[None])
+    seen = []
+    codec.decoder.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1]))
+    picture = codec.decode(received, (3, 32, 32))
+    expected = codec.conditions(torch.tensor([5.0]), sent.used.sum(1), (3, 32, 32))
+    torch.testing.assert_close(seen[0], expected)  # half at 0 dB, half at 10 dB
+    torch.testing.assert_close(codec.decode(replace(received, snr_db=snr + 10), (3, 32, 32)), picture)
+
+
 def test_what_was_not_sent_is_not_read():
     codec = small("adaptive")
     snr = torch.tensor([10.0, 10.0])
