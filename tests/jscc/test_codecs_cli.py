@@ -107,6 +107,17 @@ def test_an_image_meets_its_own_channel_in_any_batch():
     assert uses.tolist() == [128, 128, 128]
 
 
+def test_channels_of_evaluation_depend_on_seed_and_id():
+    """Images of two ids meet two channels, one id the same one again; another seed makes others."""
+    image, ids = torch.rand(1, 3, 16, 16).expand(3, -1, -1, -1), torch.tensor([4, 9, 4])
+    with torch.no_grad():
+        first, _ = small_module().eval().transmit(image, ids, 10.0)
+        other, _ = small_module(seed=2).eval().transmit(image, ids, 10.0)
+    torch.testing.assert_close(first[0], first[2])
+    assert (first[0] - first[1]).abs().max() > 0.01
+    assert (first - other).abs().amax((1, 2, 3)).min() > 0.01
+
+
 def test_training_draws_snr_and_ratio_per_image():
     module = small_module(snr_db=(5.0, 15.0), ratios=["1/24", "1/6"])
     snr, ratio = module.draw(200, torch.device("cpu"))
