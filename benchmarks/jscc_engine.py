@@ -226,13 +226,13 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, arm: Arm, data: ImageDataModule) -> dict[tuple[Fraction, float], Tensor]:
-        """PSNR of each test image [dB] in the order of ids, by bandwidth ratio and SNR; a specialist has one."""
+        """PSNR of each image of --split [dB] in the order of ids, by bandwidth ratio and SNR; a specialist has one."""
         self.module.eval()
         self.switch(False)
         ratios = [arm.ratio] if arm.ratio is not None else self.args.ratios
         snrs = [arm.snr_db] if arm.snr_db is not None else self.args.snrs
-        found = {(r, s): torch.zeros(len(data.crops("test"))) for r in ratios for s in snrs}
-        for batch in data.batches("test", self.device):
+        found = {(r, s): torch.zeros(len(data.crops(self.args.split))) for r in ratios for s in snrs}
+        for batch in data.batches(self.args.split, self.device):
             for (ratio, snr), values in found.items():
                 asked = None if arm.fixed_rate else ratio
                 received, uses = self.module.transmit(batch["image"], batch["id"], snr, asked)

@@ -21,10 +21,10 @@ SIZES = {"crop": "96x96", "photo": "512x768"}
 Results = Mapping[Arm, Mapping[str, Any]]
 
 
-def sources(data: ImageDataModule) -> npt.NDArray[np.int64]:
-    """The source photograph of each test image, as a number."""
-    of_name = {entry.name: entry.source for entry in data.collection("test").entries}
-    names = [of_name[data.picture("test", i)] for i in range(len(data.crops("test")))]
+def sources(data: ImageDataModule, split: str) -> npt.NDArray[np.int64]:
+    """The source photograph of each image of a split, as a number."""
+    of_name = {entry.name: entry.source for entry in data.collection(split).entries}
+    names = [of_name[data.picture(split, i)] for i in range(len(data.crops(split)))]
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
@@ -42,7 +42,7 @@ def psnr_records(results: Results, data: Mapping[str, ImageDataModule], args: ar
     """Mean PSNR of each system, with its interval over source photographs."""
     made = []
     for size in SIZES:
-        groups = sources(data[size])
+        groups = sources(data[size], args.split)
         for (system, ratio, snr), values in measured(results, size).items():
             made.append(_record(system, "psnr", values, groups, size, ratio, snr, args, *_cost(results, system, ratio)))
     return made
@@ -52,7 +52,7 @@ def comparisons(results: Results, data: Mapping[str, ImageDataModule], args: arg
     """Ours minus each other system, image by image, under the same noise."""
     made = []
     for size in SIZES:
-        groups, found = sources(data[size]), measured(results, size)
+        groups, found = sources(data[size], args.split), measured(results, size)
         for (system, ratio, snr), values in found.items():
             ours = found.get(("adaptive", ratio, snr))
             if ours is None or system == "adaptive":
@@ -67,7 +67,7 @@ def comparisons(results: Results, data: Mapping[str, ImageDataModule], args: arg
 def _cost(results: Results, system: str, ratio: Fraction) -> tuple[dict[str, Any]]:
     """Parameters and steps of a system."""
     for arm, known in results.items():
-        if arm.label == system and arm.ratio in (None, ratio):
+        if arm.label == system and arm.ratio in (None, ratio) and "trained" in known:
             return ({"parameters": known["trained"]["parameters"], "steps": known["trained"]["steps"]},)
     return ({},)
 
@@ -91,7 +91,7 @@ def _record(
         metric=metric,
         value=float(values.mean()),
         data="photographs",
-        split="test",
+        split=args.split,
         condition=condition,
         n=len(values),
         seeds=[args.seed],

@@ -5,9 +5,9 @@ SNR and ratio each; `adjscc`, for one ratio each; `deepjscc`, for one SNR and ra
 many parameters as ours. All have the same loss, batches, crops, schedule and steps, over AWGN.
 
 Below --out: weights/*.safetensors; runs/*.json, each with its loss and its PSNR on crops (96x96) and photographs
-(512x768) of the test split; results.json, whose intervals come from a bootstrap over photographs; psnr.png. Runs whose
-weights are there are not trained again, and those evaluated not evaluated again, when the command is given again; the
-rest then has as many steps as they had.
+(512x768) of the test split (--split); results.json, whose intervals come from a bootstrap over photographs; psnr.png.
+Runs whose weights are there are not trained again, and those evaluated not evaluated again, when the command is given
+again; the rest then has as many steps as they had. Runs of other settings than asked for are refused, not compared.
 """
 
 from __future__ import annotations
@@ -75,7 +75,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of gradients")
     parser.add_argument("--points", type=int, default=8, help="of the learning curve")
     parser.add_argument("--init", type=Path, help="folder of weights that runs start from, where they are there")
-    parser.add_argument("--crops", type=int, default=4, help="test crops of each photograph (default: 4)")
+    parser.add_argument(
+        "--split",
+        choices=["test", "val"],
+        default="test",
+        help="evaluated: val to choose learning rates (default: test)",
+    )
+    parser.add_argument("--crops", type=int, default=4, help="evaluated crops of each photograph (default: 4)")
     parser.add_argument("--max-side", type=int, help="photographs with a longer side are shrunk to it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bits", type=int, choices=[8, 16, 32], default=16, help="of kept weights (default: 16)")
@@ -106,8 +112,30 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+SETTINGS = (
+    *("loss", "batch", "crop", "scales", "max_side", "train_ratios", "snr_range", "widths", "depths", "kernel"),
+    *("weight_decay", "warmup", "clip", "seed", "bits", "precision"),
+)
+
+
+def settings(arm: Arm, args: argparse.Namespace) -> dict[str, Any]:
+    """What a run is trained with, but for its steps, as JSON has it."""
+    started = args.init is not None and (args.init / f"{arm.name}.safetensors").is_file()
+    found = {name: getattr(args, name) for name in SETTINGS} | {"lr": args.lr[arm.system], "init": started}
+    return dict(json.loads(json.dumps(found, default=str)))
+
+
+def evaluation(args: argparse.Namespace) -> dict[str, Any]:
+    """What its PSNR depends on beside the weights, as JSON has it."""
+    return dict(
+        json.loads(
+            json.dumps({name: getattr(args, name) for name in ("ratios", "snrs", "crops", "split")}, default=str)
+        )
+    )
+
+
 def photographs(args: argparse.Namespace) -> dict[str, ImageDataModule]:
-    """Training photographs, and test ones as crops and whole."""
+    """Training photographs, and those evaluated as crops and whole."""
     shared: dict[str, Any] = {"images": args.images, "max_side": args.max_side, "allow_similar": False}
     return {
         "train": ImageDataModule(
@@ -143,10 +171,33 @@ class Shelf:
         Raises:
             UsageError: If they differ.
         """
-        found = {known["trained"]["steps"] for arm in arms if (known := self.read(arm))}
+        found = {known["trained"]["steps"] for arm in arms if "trained" in (known := self.read(arm))}
         if len(found) > 1:
             raise UsageError(f"runs in {self.folder} have {sorted(found)} steps: compare those that are equal.")
         return found.pop() if found else None
+
+    def check(self, arms: Sequence[Arm], args: argparse.Namespace) -> None:
+        """Refuses runs that were trained with other settings than those asked for, and would be compared with others.
+
+        Raises:
+            UsageError: If there are some.
+        """
+        for arm in arms:
+            asked, had = settings(arm, args), self.read(arm).get("settings", {})
+            # Weights that a run starts from matter when it is trained, not when the command is given again.
+            other = [name for name in had if name != "init" and had[name] != asked[name]]
+            if other:
+                told = ", ".join(f"{name} {had[name]} (asked: {asked[name]})" for name in other)
+                raise UsageError(f"{arm.name} in {self.folder} has {told}: ask for the same, or give another --out.")
+        if len({known["settings"]["init"] for arm in arms if "settings" in (known := self.read(arm))}) > 1:
+            raise UsageError(
+                f"some runs in {self.folder} started from --init, others not: compare those that are equal."
+            )
+
+    def evaluated(self, arm: Arm, args: argparse.Namespace) -> bool:
+        """Whether its PSNR is there, at what is asked for."""
+        known = self.read(arm)
+        return "psnr" in known and known.get("evaluation") == evaluation(args)
 
     def write(self, arm: Arm, known: dict[str, Any]) -> None:
         """Keeps what is known of a run."""
@@ -165,14 +216,15 @@ def perform(arm: Arm, engine: Engine, steps: int, data: dict[str, ImageDataModul
             raise UsageError(f"there are no weights {shelf.weights(arm)}: train them, without --evaluate.")
         done: Trained = engine.train(arm, steps)
         save_weights(engine.codec, shelf.weights(arm), args.bits)
-        known = {"trained": asdict(done), "loss": args.loss, "lr": args.lr[arm.system], "batch": args.batch}
+        known = {"trained": asdict(done), "settings": settings(arm, args)}
         shelf.write(arm, known)
-    if "psnr" not in known:
+    if not shelf.evaluated(arm, args):
         load_weights(engine.codec, shelf.weights(arm))
         known["psnr"] = {
             size: {f"{r} {s:g}": values.tolist() for (r, s), values in engine.evaluate(arm, data[size]).items()}
             for size in SIZES
         }
+        known["evaluation"] = evaluation(args)
         shelf.write(arm, known)
         means = {key: sum(v) / len(v) for key, v in known["psnr"]["crop"].items()}
         print(f"{arm.name}: PSNR on crops " + ", ".join(f"{k} dB: {v:.2f}" for k, v in means.items()), flush=True)
@@ -191,6 +243,7 @@ def main(given: Sequence[str] | None = None) -> None:
     shelf, data, runs = Shelf(args.out), photographs(args), arms(args)
     engines: dict[tuple[str, Fraction | None], Engine] = {}
     results: dict[Arm, dict[str, Any]] = {}
+    shelf.check(runs, args)
     todo = [arm for arm in runs if args.check or not shelf.weights(arm).is_file()]
     for arm in todo if not args.evaluate else []:
         if arm.architecture not in engines:
@@ -215,7 +268,7 @@ def main(given: Sequence[str] | None = None) -> None:
         return
     slowest = 0.0
     for arm in runs:
-        if arm not in todo and "psnr" in shelf.read(arm):
+        if arm not in todo and shelf.evaluated(arm, args):
             results[arm] = shelf.read(arm)
             continue
         if arm.architecture not in engines:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from chanlab.errors import UsageError
 from chanlab.jscc.codec import Codec, Ratio
-from chanlab.jscc.contract import Received, Transmission, source_values
+from chanlab.jscc.contract import Received, Transmission, per_image, source_values
 
 LOWEST_SNR_DB, HIGHEST_SNR_DB = -10.0, 30.0
 """Range of SNR that conditions are clipped to [dB]: below and above it nothing is learnt."""
@@ -59,8 +59,9 @@ class AdaptiveJSCC(Codec):
         self.encoder = _Encoder(2 * self.pairs, widths, depths, kernel, conditioning)
         self.decoder = _Decoder(3 * self.pairs, widths, depths, kernel, conditioning)
 
-    def encode(self, images: Tensor, snr_db: Tensor, ratio: Ratio | None = None) -> Transmission:
+    def encode(self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None) -> Transmission:
         """See `Codec.encode`."""
+        snr_db = per_image(snr_db, images)
         width, uses, bits = self.budget(images, snr_db, ratio)
         latent = self.analysis(self.pad(images), self.conditions(snr_db, uses, images.shape[1:]))
         return self.transmission(latent, width, uses, bits)

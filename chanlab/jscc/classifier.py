@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from chanlab.errors import UsageError
 from chanlab.jscc.images import ImageBatch
+from chanlab.schedule import warmup_cosine
+
+_WARMUP = 0.3  # of the steps
 
 
 class ImageClassifier(LightningModule):
@@ -21,7 +24,7 @@ class ImageClassifier(LightningModule):
     Args:
         classes: Number of classes.
         width: Channels of the first stage; each of the next two has twice as many.
-        lr: Peak learning rate of AdamW, which falls along a cosine to 0.
+        lr: Peak learning rate of AdamW: reached after three tenths of the steps, then along a cosine to 0.
         weight_decay: Of AdamW.
 
     Raises:
@@ -56,12 +59,15 @@ class ImageClassifier(LightningModule):
         """Logs `test/accuracy`."""
         self._score(batch, "test")
 
-    def configure_optimizers(self) -> Any:
-        """AdamW along a cosine."""
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, weight_decay=self.weight_decay)
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.lr, total_steps=max(steps, 2))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Sets the learning rate from the number of steps done and to come."""
+        factor = warmup_cosine(self.trainer.global_step, self.trainer.estimated_stepping_batches, _WARMUP)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = self.lr * factor
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(self.parameters(), lr=self.lr, weight_decay=self.weight_decay)
 
     def _score(self, batch: ImageBatch, split: str) -> None:
         right = (self(batch["image"]).argmax(1) == _labels(batch)).float().mean()

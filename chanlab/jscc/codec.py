@@ -16,6 +16,7 @@ from chanlab.jscc.contract import (
     Received,
     Transmission,
     channel_uses,
+    exact_ratio,
     normalise_power,
     pair_iq,
     side_information_uses,
@@ -50,12 +51,12 @@ class Codec(nn.Module):
         self.stride = stride
         self.pairs = math.ceil(self.max_ratio * 3 * stride**2)
 
-    def encode(self, images: Tensor, snr_db: Tensor, ratio: Ratio | None = None) -> Transmission:
+    def encode(self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None) -> Transmission:
         """Symbols of images.
 
         Args:
             images: `[batch, 3, height, width]`, in [0, 1].
-            snr_db: SNR per complex symbol that the encoder is told [dB], `[batch]`.
+            snr_db: SNR per complex symbol that the encoder is told [dB], `[batch]`, or one for all.
             ratio: Bandwidth ratio k/n up to `max_ratio`, which is taken for None. A number is agreed beforehand. A
                 tensor is chosen per image: the number of symbols is told as side information, whose channel uses come
                 out of the image's own. (In training, where ratios are drawn, each counts as agreed.)
@@ -65,7 +66,8 @@ class Codec(nn.Module):
             `max_ratio` allows.
 
         Raises:
-            UsageError: If shapes don't fit, or the codec can't send at that ratio.
+            UsageError: If shapes don't fit, or the codec can't send at that ratio (in training, ratios of a tensor
+                aren't checked, and those above `max_ratio` are cut to it).
         """
         raise NotImplementedError
 
@@ -101,10 +103,12 @@ class Codec(nn.Module):
         """Images whose height and width are multiples of the stride, the last row and column repeated.
 
         Raises:
-            UsageError: If they are no batch of RGB images.
+            UsageError: If they are no batch of RGB images in floating point.
         """
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise UsageError(f"images are [batch, 3, height, width], not {list(images.shape)}.")
+        if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
+            raise UsageError(
+                f"images are floats [batch, 3, height, width] in [0, 1], not {images.dtype} {list(images.shape)}."
+            )
         height, width = (-size % self.stride for size in images.shape[2:])
         return F.pad(images, (0, width, 0, height), mode="replicate") if height or width else images
 
@@ -112,7 +116,7 @@ class Codec(nn.Module):
         """Width of a transmission, the symbols that each image sends, int64 `[batch]`, and its side information [bit].
 
         Raises:
-            UsageError: If a ratio is above `max_ratio`, or leaves no symbol.
+            UsageError: If a ratio is above `max_ratio`, or leaves no symbol (ratios of a tensor: in evaluation).
         """
         shape = (images.shape[1], images.shape[2], images.shape[3])
         most = channel_uses(shape, self.max_ratio)
@@ -122,14 +126,30 @@ class Codec(nn.Module):
                     f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
                 )
             bits = torch.full_like(ratio, 0 if self.training else math.ceil(math.log2(most)), dtype=torch.float32)
-            uses = torch.floor(ratio * source_values(shape) + 1e-6).long().clamp(max=most)
-            return most, uses - side_information_uses(bits, snr_db).long(), bits
+            uses = torch.floor(ratio * source_values(shape) + 1e-6).long()
+            sent = uses.clamp(max=most) - side_information_uses(bits, snr_db)
+            if not self.training:  # that would wait for the device
+                self._check_budget(ratio, uses, sent, most)
+            return most, sent, bits
         width = channel_uses(shape, self.max_ratio if ratio is None else ratio)
         if width > most:
             raise UsageError(
                 f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
             )
         return width, torch.full((len(images),), width, device=images.device), images.new_zeros(len(images))
+
+    def _check_budget(self, ratio: Tensor, uses: Tensor, sent: Tensor, most: int) -> None:
+        if (uses > most).any():
+            raise UsageError(
+                f"this codec sends at k/n up to {self.max_ratio}, not {float(ratio.max()):.4g}: build it with another "
+                "max_ratio."
+            )
+        if (sent < 1).any():
+            worst = int(sent.argmin())
+            raise UsageError(
+                f"a bandwidth ratio of {float(ratio[worst]):.4g} leaves no symbol beside the side information, whose "
+                f"channel uses come out of the image's {int(uses[worst])}: raise it."
+            )
 
     def transmission(self, latent: Tensor, width: int, uses: Tensor, side_bits: Tensor) -> Transmission:
         """The first symbols of latents, at unit power per image.
@@ -161,16 +181,12 @@ class Codec(nn.Module):
 
 
 def as_ratio(ratio: float | str | Fraction) -> Fraction:
-    """The fraction that a bandwidth ratio stands for: `1/6`, 0.5, or a float that `channel_uses` reads as a fraction.
+    """The fraction that a codec's bandwidth ratio stands for; see `exact_ratio`.
 
     Raises:
         UsageError: If it is no number above 0 and not above 1.
     """
-    try:
-        given = Fraction(ratio)
-    except (ValueError, ZeroDivisionError) as error:
-        raise UsageError(f"a bandwidth ratio is a number or a fraction such as 1/6, not {ratio!r}.") from error
-    if not 0 < given <= 1:
+    exact = exact_ratio(ratio)
+    if not 0 < exact <= 1:
         raise UsageError(f"a bandwidth ratio lies above 0 and not above 1, not {ratio}.")
-    exact = given.limit_denominator(10_000)
-    return exact if abs(exact - given) < Fraction(1, 10**12) else given
+    return exact

@@ -98,6 +98,23 @@ def source_values(image_shape: tuple[int, int, int]) -> int:
     return math.prod(image_shape)
 
 
+def exact_ratio(ratio: float | str | Fraction) -> Fraction:
+    """The fraction that a number stands for: `1/6` of a string, and of a float that is one but for rounding.
+
+    Args:
+        ratio: A fraction, its text, or a float, which within 1e-12 of a fraction with a denominator up to 10,000 is it.
+
+    Raises:
+        UsageError: If it is no finite number.
+    """
+    try:
+        given = Fraction(ratio)
+    except (ValueError, OverflowError, ZeroDivisionError) as error:
+        raise UsageError(f"a bandwidth ratio is a number or a fraction such as 1/6, not {ratio!r}.") from error
+    exact = given.limit_denominator(10_000)
+    return exact if abs(exact - given) < Fraction(1, 10**12) else given
+
+
 def channel_uses(
     image_shape: tuple[int, int, int], ratio: float | Fraction, convention: Convention | str = STANDARD
 ) -> int:
@@ -105,18 +122,15 @@ def channel_uses(
 
     Args:
         image_shape: (channels, height, width).
-        ratio: k/n; a float within 1e-12 of a fraction with a denominator up to 10,000 is that fraction.
+        ratio: k/n; see `exact_ratio`.
         convention: Whose channel uses the ratio counts.
 
     Raises:
         UsageError: If not a single symbol is left.
     """
-    exact = ratio if isinstance(ratio, Fraction) else Fraction(ratio).limit_denominator(10_000)
-    if abs(float(exact) - float(ratio)) > 1e-12:
-        exact = Fraction(ratio)
-    symbols = math.floor(exact * source_values(image_shape)) // find_convention(convention).uses_per_symbol
+    symbols = math.floor(exact_ratio(ratio) * source_values(image_shape)) // find_convention(convention).uses_per_symbol
     if symbols < 1:
-        raise UsageError(f"a bandwidth ratio of {ratio} leaves no symbol for an image {tuple(image_shape)}.")
+        raise UsageError(f"a bandwidth ratio of {ratio} leaves no symbol for an image {tuple(image_shape)}: raise it.")
     return symbols
 
 

@@ -10,17 +10,19 @@ from torch import Tensor, nn
 
 from chanlab.errors import UsageError
 from chanlab.jscc.codec import Codec, Ratio
-from chanlab.jscc.contract import Received, Transmission
+from chanlab.jscc.contract import Received, Transmission, per_image
 from chanlab.jscc.gdn import GDN
 
 
 class DeepJSCC(Codec):
     """DeepJSCC (Bourtsoulatze, Burth Kurka and Gündüz, 2019): five convolutions each side, strides 2, 2, 1, 1, 1.
 
-    Encoder: convolution, GDN and PReLU, four times; a fifth convolution writes the latent on a grid of 4 x 4 pixels.
-    Decoder: its mirror of transposed convolutions, IGDN and PReLU, a sigmoid at the end. The paper of 2019 has kernels
-    of 5, filters of 16, 32, 32, 32 and no GDN (`gdn=False`); Burth Kurka and Gündüz (2020) added it, with kernels of 9
-    and 5 and 256 filters. The latent's channels are those of one bandwidth ratio, and networks are trained for one SNR.
+    Encoder: convolution, GDN and PReLU, four times; a fifth convolution and GDN write the latent on a grid of 4 x 4
+    pixels. Decoder: its mirror of transposed convolutions, IGDN and PReLU, a sigmoid at the end. That is the form of
+    Xu et al. (2022), ADJSCC without attention, whose kernels are 9 and 5, with 256 filters; Burth Kurka and Gündüz
+    (2020) have the same but for the outermost GDN on either side. The paper of 2019 has kernels of 5, filters of 16,
+    32, 32, 32, no GDN, and a PReLU after the fifth convolution as well (`gdn=False`). The latent's channels are those
+    of one bandwidth ratio, and networks are trained for one SNR.
 
     Args:
         ratio: Bandwidth ratio k/n that the codec is made for.
@@ -38,13 +40,20 @@ class DeepJSCC(Codec):
     ) -> None:
         super().__init__(ratio, stride=4)
         filters = [filters] * 4 if isinstance(filters, int) else list(filters)
-        if len(filters) != 4 or len(kernels) != 5 or any(size % 2 == 0 for size in kernels):
+        if len(filters) != 4 or min(filters) < 1 or len(kernels) != 5 or any(size % 2 == 0 for size in kernels):
             raise UsageError(f"DeepJSCC has 4 numbers of filters and 5 odd kernels, not {filters} and {list(kernels)}.")
         self.filters = tuple(filters)
         widths = [3, *filters, 2 * self.pairs]
         strides = (2, 2, 1, 1, 1)
         self.encoder = nn.ModuleList(
-            Stage(widths[i], widths[i + 1], kernels[i], strides[i], gdn, nn.PReLU(widths[i + 1]) if i < 4 else None)
+            Stage(
+                widths[i],
+                widths[i + 1],
+                kernels[i],
+                strides[i],
+                gdn,
+                None if gdn and i == 4 else nn.PReLU(widths[i + 1]),
+            )
             for i in range(5)
         )
         self.decoder = nn.ModuleList(
@@ -54,12 +63,14 @@ class DeepJSCC(Codec):
             for i in reversed(range(5))
         )
 
-    def encode(self, images: Tensor, snr_db: Tensor, ratio: Ratio | None = None) -> Transmission:
+    def encode(self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None) -> Transmission:
         """See `Codec.encode`; the only ratio is the codec's own."""
         if ratio is not None and (isinstance(ratio, Tensor) or not self.sends_at(ratio)):
+            asked = "one per image" if isinstance(ratio, Tensor) else ratio
             raise UsageError(
-                f"{type(self).__name__} sends at k/n {self.max_ratio} alone, not {ratio}: train one for each."
+                f"{type(self).__name__} sends at k/n {self.max_ratio} alone, not {asked}: train one for each."
             )
+        snr_db = per_image(snr_db, images)
         width, uses, bits = self.budget(images, snr_db, None)
         return self.transmission(self.analysis(self.pad(images), snr_db), width, uses, bits)
 

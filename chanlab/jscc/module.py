@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from chanlab.data.counter import keys
-from chanlab.errors import UsageError
+from chanlab.errors import ChanlabError, UsageError
 from chanlab.jscc.channels import AWGN, SymbolChannel
 from chanlab.jscc.codec import Codec, Ratio, as_ratio
-from chanlab.jscc.contract import Received, channel_uses
+from chanlab.jscc.contract import STANDARD, Convention, Received, bandwidth_ratio, channel_uses, find_convention
 from chanlab.jscc.gdn import GDN
 from chanlab.metrics import ms_ssim, psnr
+from chanlab.metrics.images import fitting_scales
 from chanlab.schedule import warmup_cosine
 
 Loss = Literal["psnr", "mse", "ms_ssim"]
@@ -46,13 +47,18 @@ class JSCCModule(LightningModule):
         eval_ratios: Bandwidth ratios of evaluation, pilots included; None: the codec's highest, and pilots on top.
         loss: `psnr`: minus the mean over images of the PSNR, which weighs all SNRs, ratios and images alike; `mse`: the
             mean square error, as most papers have it, to which bad channels and textured images contribute most;
-            `ms_ssim`: 1 - MS-SSIM.
+            `ms_ssim`: 1 - MS-SSIM, of as many of its five scales as fit the crops (four from 88 pixels on).
         lr: Highest learning rate.
         weight_decay: Of AdamW, on matrices only (not on biases and normalisations).
         warmup: Fraction of the steps over which the learning rate rises.
         compile: Compiles those parts of the codec that are marked `compilable` with `torch.compile` for training: some
             seconds at the start, then faster on a GPU.
         seed: Of the channels of evaluation.
+        eval_channel: The channel of evaluation, so that links of stored channels can be held out (`split`, `first` of
+            their realisations); None: `channel`.
+
+    Raises:
+        UsageError: If SNRs are no range, a ratio is above the codec's, or the channels' conventions differ.
     """
 
     def __init__(
@@ -69,12 +75,18 @@ class JSCCModule(LightningModule):
         warmup: float = 0.05,
         compile: bool = False,
         seed: int = 1,
+        eval_channel: SymbolChannel | None = None,
     ) -> None:
         super().__init__()
         # See CSIPredictionModule: from Python the codec is an object, which a checkpoint can't hold.
-        self.save_hyperparameters(ignore=["codec", "channel"] if _given_hyperparameters.get() is None else [])
+        self.save_hyperparameters(
+            ignore=["codec", "channel", "eval_channel"] if _given_hyperparameters.get() is None else []
+        )
         self.codec = codec
         self.channel = channel or AWGN()
+        self.eval_channel = eval_channel
+        if eval_channel is not None and eval_channel.convention != self.channel.convention:
+            raise UsageError("channel and eval_channel differ in their convention: give them the same.")
         codec.convention = self.channel.convention
         self.snr_db = (float(snr_db), float(snr_db)) if isinstance(snr_db, int | float) else tuple(snr_db)
         if len(self.snr_db) != 2 or self.snr_db[0] > self.snr_db[1]:
@@ -83,6 +95,11 @@ class JSCCModule(LightningModule):
         self.eval_snr_db = [0.0, 5.0, 10.0, 15.0, 20.0] if eval_snr_db is None else list(map(float, eval_snr_db))
         known: list[Fraction | None] = [None]
         self.eval_ratios = known if eval_ratios is None else [as_ratio(r) for r in eval_ratios]
+        for asked in self.ratios or []:
+            if asked > codec.max_ratio:
+                raise UsageError(
+                    f"this codec sends at k/n up to {codec.max_ratio}, not {asked}: build it with another max_ratio."
+                )
         self.loss = loss
         self.lr = lr
         self.weight_decay = weight_decay
@@ -113,8 +130,8 @@ class JSCCModule(LightningModule):
         self, images: Tensor, snr_db: Tensor, ratio: Ratio | None, randomness: Tensor | None
     ) -> tuple[Tensor, Received]:
         sent = self.codec.encode(images, snr_db, ratio)
-        received: Received = self.channel(sent, snr_db, randomness)
-        return self.codec.decode(received, (images.shape[1], images.shape[2], images.shape[3])), received
+        received: Received = self._channel()(sent, snr_db, randomness)
+        return self.codec.decode(received, _shape(images)), received
 
     def setup(self, stage: str) -> None:
         """Compiles the codec's blocks for training, if that is asked.
@@ -193,6 +210,9 @@ class JSCCModule(LightningModule):
         """AdamW over the codec's parameters."""
         return torch.optim.AdamW(parameter_groups(self.codec, self.weight_decay), lr=self.lr)
 
+    def _channel(self) -> SymbolChannel:
+        return self.channel if self.training or self.eval_channel is None else self.eval_channel
+
     def _conditions(self) -> list[tuple[Fraction | None, float]]:
         return [(ratio, snr) for ratio in self.eval_ratios for snr in self.eval_snr_db]
 
@@ -218,12 +238,12 @@ class JSCCModule(LightningModule):
     ) -> tuple[Tensor, Received]:
         """As `transmit`; the second value is all that the decoder was handed, pilots counted apart."""
         snr = torch.full((len(images),), snr_db, device=images.device)
-        asked = None if ratio is None else self.asked_ratio((images.shape[1], images.shape[2], images.shape[3]), ratio)
+        asked = None if ratio is None else self.asked_ratio(_shape(images), ratio)
         return self._send(images, snr, asked, keys(ids, self.seed, "jscc"))
 
     def asked_ratio(self, image_shape: tuple[int, int, int], ratio: Fraction) -> Fraction:
         """What to ask the codec for, so that symbols and pilots together keep to a ratio; unchanged without pilots."""
-        asked = self.channel.encoder_ratio(image_shape, ratio)
+        asked = self._channel().encoder_ratio(image_shape, ratio)
         return ratio if channel_uses(image_shape, asked) == channel_uses(image_shape, ratio) else asked
 
     def _evaluate(self, batch: Mapping[str, Tensor]) -> None:
@@ -231,7 +251,7 @@ class JSCCModule(LightningModule):
         for ratio, snr in self._conditions():
             received, uses = self.transmit(images, batch["id"], snr, ratio)
             self.means[_slot(ratio, snr)].update(psnr(received.float(), images, "none", validate=False))  # type: ignore[operator]
-            self.uses.update(uses / images[0].numel())
+            self.uses.update(bandwidth_ratio(uses, _shape(images), self.channel.convention))
 
     def _log(self, split: str) -> None:
         values = []
@@ -257,7 +277,8 @@ def reconstruction_loss(received: Tensor, images: Tensor, loss: Loss) -> Tensor:
     """
     received, images = received.float(), images.float()
     if loss == "ms_ssim":
-        return 1 - ms_ssim(received, images, validate=False)
+        scales = max(1, fitting_scales(min(images.shape[-2:])))
+        return 1 - ms_ssim(received, images, scales, validate=False)
     error = (received - images).square().mean((1, 2, 3))
     if loss == "psnr":
         return 10 * (error + LEAST_MSE).log10().mean()
@@ -277,7 +298,7 @@ def parameter_groups(codec: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def load_codec(checkpoint: str | os.PathLike[str], map_location: str = "cpu") -> Codec:
-    """The codec of a checkpoint that `chanlab fit` wrote, in evaluation mode.
+    """The codec of a checkpoint that `chanlab fit` wrote, in evaluation mode; its channel's data isn't needed.
 
     Args:
         checkpoint: Path; read as plain weights, never as a pickle.
@@ -285,11 +306,32 @@ def load_codec(checkpoint: str | os.PathLike[str], map_location: str = "cpu") ->
 
     Raises:
         UsageError: There is no such file.
+        ChanlabError: It is no such checkpoint.
     """
+    name = os.fspath(checkpoint)
     if not os.path.isfile(checkpoint):
-        raise UsageError(f"There is no checkpoint {os.fspath(checkpoint)}: train one with `chanlab fit`")
-    module = JSCCModule.load_from_checkpoint(os.fspath(checkpoint), map_location=map_location, weights_only=True)
+        raise UsageError(f"There is no checkpoint {name}: train one with `chanlab fit`")
+    try:
+        found = torch.load(name, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises what its reader and its unpickler come across
+        raise ChanlabError(f"{name} can't be read as a checkpoint: train one with `chanlab fit`") from error
+    given = found.get(JSCCModule.CHECKPOINT_HYPER_PARAMS_KEY, {})
+    if "codec" not in given:
+        raise ChanlabError(
+            f"{name} doesn't say which codec its weights are of, as checkpoints of `chanlab fit` do: build the codec, "
+            "and load the checkpoint with JSCCModule.load_from_checkpoint(..., codec=codec)"
+        )
+    # The channel isn't built: it may ask for a store that lies elsewhere. Its convention is the codec's.
+    module = JSCCModule.load_from_checkpoint(
+        name, map_location=map_location, weights_only=True, channel=None, eval_channel=None
+    )
+    convention = ((given.get("channel") or {}).get("init_args") or {}).get("convention", STANDARD)
+    module.codec.convention = find_convention(Convention(**convention) if isinstance(convention, dict) else convention)
     return module.codec.eval()
+
+
+def _shape(images: Tensor) -> tuple[int, int, int]:
+    return images.shape[1], images.shape[2], images.shape[3]
 
 
 def _slot(ratio: Fraction | None, snr_db: float) -> str:

@@ -99,9 +99,8 @@ def ms_ssim(
         raise UsageError(f"scales must be 1 to {len(SCALE_WEIGHTS)}, not {scales}.")
     if validate:
         check_images(prediction, target)
-    side = min(target.shape[-2:])
-    if side >> (scales - 1) < _WINDOW:
-        fitting = max((s for s in range(1, scales) if side >> (s - 1) >= _WINDOW), default=0)
+    fitting = fitting_scales(min(target.shape[-2:]))
+    if fitting < scales:
         least = _WINDOW << (scales - 1)
         remedy = f"take scales={fitting}" if fitting else "take larger images"
         raise UsageError(
@@ -120,6 +119,11 @@ def ms_ssim(
         if not last:
             prediction, target = nn.avg_pool2d(prediction, 2), nn.avg_pool2d(target, 2)
     return _reduced(product.mean(1), reduction)
+
+
+def fitting_scales(side: int) -> int:
+    """Scales of `ms_ssim`, 0 to 5, that images fit whose shorter side has so many pixels."""
+    return sum(side >> scale >= _WINDOW for scale in range(len(SCALE_WEIGHTS)))
 
 
 def check_images(prediction: Tensor, target: Tensor) -> None:

@@ -6,6 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 from chanlab.cli.main import main
 from chanlab.errors import UsageError
@@ -58,3 +59,20 @@ def test_images_without_classes_are_refused():
     batch = {"image": torch.rand(2, 3, 32, 32), "id": torch.arange(2)}
     with pytest.raises(UsageError, match="have no classes"):
         ImageClassifier(width=4).training_step(batch, 0)
+
+
+def test_it_trains_for_a_time_whose_steps_nobody_knows():
+    model = ImageClassifier(classes=2, width=4)
+    samples = [{"image": torch.rand(3, 32, 32), "id": i, "label": i % 2} for i in range(4)]
+    trainer = Trainer(
+        max_epochs=-1,
+        max_time={"seconds": 1},
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, torch.utils.data.DataLoader(samples, batch_size=4))
+    assert trainer.global_step > 0
+    assert trainer.optimizers[0].param_groups[0]["lr"] == model.lr

@@ -71,7 +71,9 @@ def test_deepjscc_of_2019():
     assert shapes == [(16, 32, 5, 5), (32, 32, 5, 5), (32, 32, 5, 5), (32, 16, 5, 5), (16, 3, 5, 5)]
     assert [stage.convolution.stride[0] for stage in codec.decoder] == [1, 1, 1, 2, 2]
     convolutions = 1216 + 12832 + 25632 + 25632 + 12816 + 12832 + 25632 + 25632 + 12816 + 1203
-    assert sum(p.numel() for p in codec.parameters()) == convolutions + 2 * (16 + 3 * 32)  # a slope per channel
+    slopes = 2 * (16 + 3 * 32) + 16  # a slope per channel, of the latent too
+    assert sum(p.numel() for p in codec.parameters()) == convolutions + slopes
+    assert isinstance(codec.encoder[-1].activation, torch.nn.PReLU)
     assert isinstance(codec.decoder[-1].activation, torch.nn.Sigmoid)
     assert DeepJSCC(1 / 12, gdn=False).encoder[-1].convolution.out_channels == 8
 
@@ -86,6 +88,7 @@ def test_adjscc_of_the_paper():
     assert [stage.convolution.out_channels for stage in codec.encoder] == [256] * 4 + [16]
     assert all(isinstance(stage.normalisation, GDN) for stage in [*codec.encoder, *codec.decoder])
     assert [stage.normalisation.inverse for stage in codec.decoder] == [True] * 5
+    assert isinstance(codec.encoder[-1].activation, torch.nn.Identity)
     modules = [m for m in codec.modules() if isinstance(m, AttentionFeature)]
     assert len(modules) == 8
     assert sum(p.numel() for p in modules[0].parameters()) == 257 * 16 + 16 + 16 * 256 + 256
@@ -197,6 +200,20 @@ def test_the_decoder_weighs_symbols_by_their_noise():
     torch.testing.assert_close(codec.decode(biased, (3, 32, 32)), whole, rtol=1e-4, atol=1e-5)
 
 
+def test_the_decoder_is_told_the_mean_snr_after_equalisation():
+    """Not the nominal one, which says nothing of a fade: the conditions are those of what arrived."""
+    codec = small("adaptive")
+    snr = torch.tensor([10.0])
+    sent = codec.encode(torch.rand(1, 3, 32, 32), snr)
+    received = through(sent, snr, torch.where(torch.arange(sent.symbols.shape[1]) % 2 == 0, 1.0, 0.1)[None])
+    seen = []
+    codec.decoder.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1]))
+    picture = codec.decode(received, (3, 32, 32))
+    expected = codec.conditions(torch.tensor([5.0]), sent.used.sum(1), (3, 32, 32))
+    torch.testing.assert_close(seen[0], expected)  # half at 0 dB, half at 10 dB
+    torch.testing.assert_close(codec.decode(replace(received, snr_db=snr + 10), (3, 32, 32)), picture)
+
+
 def test_what_was_not_sent_is_not_read():
     codec = small("adaptive")
     snr = torch.tensor([10.0, 10.0])
@@ -227,12 +244,36 @@ def test_mistakes_are_told():
         codec.encode(images, snr, 1e-4)
     with pytest.raises(UsageError, match="3, height, width"):
         codec.encode(images[:, :1], snr)
+    with pytest.raises(UsageError, match="floats"):
+        codec.encode((255 * images).byte(), snr)
+    for name in CODECS:
+        with pytest.raises(UsageError, match="one per image"):
+            small(name).encode(images, torch.zeros(3))
+    with pytest.raises(UsageError, match="not one per image"):
+        small("deepjscc").encode(images, snr, torch.tensor([1 / 6], dtype=torch.float64))
     with pytest.raises(UsageError, match="alone"):
         small("deepjscc").encode(images, snr, 1 / 12)
     with pytest.raises(UsageError, match="bandwidth ratio"):
         AdaptiveJSCC(0)
     with pytest.raises(UsageError, match="odd"):
         DeepJSCC(kernels=(4, 5, 5, 5, 5))
+    with pytest.raises(UsageError, match="filters"):
+        DeepJSCC(filters=0)
+
+
+@codecs
+def test_one_snr_for_all_images(name):
+    codec, images = small(name), torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(codec.encode(images, 7.0).symbols, codec.encode(images, torch.full((2,), 7.0)).symbols)
+
+
+def test_rates_per_image_that_cannot_be_sent_are_told():
+    """No rate is cut in silence, and none is eaten up by its side information."""
+    codec, images = small("adaptive"), torch.rand(2, 3, 16, 16)
+    with pytest.raises(UsageError, match=r"up to 1/6, not 0\.5"):
+        codec.encode(images, torch.zeros(2), torch.tensor([0.1, 0.5], dtype=torch.float64))
+    with pytest.raises(UsageError, match="beside the side information"):
+        codec.encode(images, torch.tensor([10.0, -10.0]), torch.tensor([0.1, 0.01], dtype=torch.float64))
 
 
 @codecs

@@ -27,10 +27,10 @@ TINY = ["--batch", "4", "--widths", "8", "16", "--depths", "1", "1", "--crops", 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Smooth pictures, the test ones large enough for both sizes."""
+    """Smooth pictures, those of validation and test large enough for both sizes."""
     folder = tmp_path_factory.mktemp("photos")
     generator = np.random.default_rng(0)
-    for split, count, size in (("train", 3, (200, 160)), ("val", 1, (200, 160)), ("test", 2, (800, 520))):
+    for split, count, size in (("train", 3, (200, 160)), ("val", 1, (800, 520)), ("test", 2, (800, 520))):
         (folder / split).mkdir()
         for i in range(count):
             coarse = Image.fromarray(generator.integers(0, 256, (9, 12, 3), dtype=np.uint8))
@@ -75,6 +75,50 @@ def test_runs_of_equal_steps_and_their_differences(photos, tmp_path, capsys):
     known = json.loads((tmp_path / "runs" / "adaptive.json").read_text())["psnr"]["crop"]["1/6 10"]
     assert psnr.tolist() == pytest.approx(known, abs=1e-3)
     assert uses.tolist() == [96 * 96 * 3 // 6] * 4
+
+
+def test_runs_of_other_settings_are_not_compared(photos, tmp_path):
+    out = tmp_path / "out"
+    command = ["--images", str(photos), *TINY, "--out", str(out), "--ratios", "1/6", "--steps", "1", "--arms"]
+    jscc_train.main([*command, "adaptive_1_6_0dB"])
+    for more in (["--loss", "mse"], ["--crop", "64"], ["--seed", "2"], ["--lr", "adaptive=1e-3"]):
+        with pytest.raises(UsageError, match=f"has {more[0][2:]} .*give another --out"):
+            jscc_train.main([*command, "adaptive_1_6_0dB", "adjscc", *more])
+    # A run that starts where another ended has had more steps than its peers.
+    jscc_train.main([*command, "adaptive_1_6_10dB", "--init", str(started_from(out, tmp_path / "init"))])
+    with pytest.raises(UsageError, match="started from --init"):
+        jscc_train.main([*command, "adaptive_1_6_0dB", "adaptive_1_6_10dB"])
+    assert not (out / "runs" / "adjscc_1_6.json").exists()
+    # Other test crops: evaluated again, not trained again.
+    weights = (out / "weights" / "adaptive_1_6_0dB.safetensors").read_bytes()
+    jscc_train.main([*command, "adaptive_1_6_0dB", "--crops", "3"])
+    assert len(json.loads((out / "runs" / "adaptive_1_6_0dB.json").read_text())["psnr"]["crop"]["1/6 0"]) == 6
+    assert (out / "weights" / "adaptive_1_6_0dB.safetensors").read_bytes() == weights
+
+
+def started_from(out, folder):
+    folder.mkdir()
+    (folder / "adaptive_1_6_10dB.safetensors").write_bytes(
+        (out / "weights" / "adaptive_1_6_0dB.safetensors").read_bytes()
+    )
+    return folder
+
+
+def test_weights_alone_can_be_evaluated(photos, tmp_path):
+    command = ["--images", str(photos), *TINY, "--out", str(tmp_path), "--ratios", "1/6", "--arms", "adaptive_1_6_0dB"]
+    jscc_train.main([*command, "--steps", "1"])
+    value = select(load_records(tmp_path / "results.json"), metric="psnr", size="96x96")[0]["value"]
+    (tmp_path / "runs" / "adaptive_1_6_0dB.json").unlink()
+    for _ in range(2):
+        jscc_train.main([*command, "--evaluate"])
+        again = select(load_records(tmp_path / "results.json"), metric="psnr", size="96x96")[0]
+        assert again["value"] == pytest.approx(value, abs=1e-4)
+        assert "steps" not in again
+    # Choices are made on validation photographs: crops of one are evaluated, and the record says so.
+    jscc_train.main([*command, "--evaluate", "--split", "val"])
+    found = select(load_records(tmp_path / "results.json"), metric="psnr", size="96x96")[0]
+    assert (found["split"], found["n"]) == ("val", 2)
+    assert found["value"] != pytest.approx(value, abs=1e-2)
 
 
 def test_the_grid():

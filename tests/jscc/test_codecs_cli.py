@@ -5,6 +5,7 @@ import math
 from fractions import Fraction
 from pathlib import Path
 
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -13,11 +14,13 @@ from PIL import Image
 
 from chanlab.cli.lightning import main as learn
 from chanlab.cli.main import main
-from chanlab.errors import UsageError
-from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC, JSCCModule, load_codec
+from chanlab.errors import ChanlabError, UsageError
+from chanlab.jscc import ADJSCC, AdaptiveJSCC, Convention, DeepJSCC, JSCCModule, load_codec
 from chanlab.jscc.channels import AWGN
+from chanlab.jscc.contract import CONVENTIONS
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.module import parameter_groups, reconstruction_loss
+from chanlab.metrics import ms_ssim
 from chanlab.weights import save_weights
 
 RECIPES = Path(__file__).parents[2] / "models" / "jscc"
@@ -104,6 +107,17 @@ def test_an_image_meets_its_own_channel_in_any_batch():
     assert uses.tolist() == [128, 128, 128]
 
 
+def test_channels_of_evaluation_depend_on_seed_and_id():
+    """Images of two ids meet two channels, one id the same one again; another seed makes others."""
+    image, ids = torch.rand(1, 3, 16, 16).expand(3, -1, -1, -1), torch.tensor([4, 9, 4])
+    with torch.no_grad():
+        first, _ = small_module().eval().transmit(image, ids, 10.0)
+        other, _ = small_module(seed=2).eval().transmit(image, ids, 10.0)
+    torch.testing.assert_close(first[0], first[2])
+    assert (first[0] - first[1]).abs().max() > 0.01
+    assert (first - other).abs().amax((1, 2, 3)).min() > 0.01
+
+
 def test_training_draws_snr_and_ratio_per_image():
     module = small_module(snr_db=(5.0, 15.0), ratios=["1/24", "1/6"])
     snr, ratio = module.draw(200, torch.device("cpu"))
@@ -120,6 +134,8 @@ def test_training_draws_snr_and_ratio_per_image():
     assert ratio is None
     with pytest.raises(UsageError, match="low, high"):
         small_module(snr_db=(5.0, 1.0))
+    with pytest.raises(UsageError, match="up to 1/6, not 1/2"):
+        small_module(ratios=["1/6", "1/2"])
 
 
 def test_losses():
@@ -131,6 +147,10 @@ def test_losses():
     assert float(reconstruction_loss(received, images, "psnr")) == pytest.approx(expected, rel=1e-3)
     large = torch.rand(1, 3, 192, 192)
     assert float(reconstruction_loss(large, large, "ms_ssim")) == pytest.approx(0, abs=1e-5)
+    # As many scales as fit: those of a training crop of 96 pixels are four, of which 1 - MS-SSIM is the definition.
+    crops = torch.rand(2, 3, 96, 96)
+    expected = 1 - float(ms_ssim(0.5 * crops, crops, scales=4))
+    assert float(reconstruction_loss(0.5 * crops, crops, "ms_ssim")) == pytest.approx(expected, rel=1e-5)
     with pytest.raises(UsageError, match="psnr"):
         reconstruction_loss(images, images, "l1")
 
@@ -148,6 +168,70 @@ def test_the_codec_sends_under_the_channels_convention():
     module = small_module(channel=AWGN("nominal+3dB")).eval()
     sent = module.codec.encode(torch.rand(2, 3, 16, 16), torch.zeros(2))
     torch.testing.assert_close(sent.power, torch.full((2,), 2.0))
+
+
+def test_channels_of_evaluation_are_held_out():
+    """Training goes through one channel, evaluation through another, whose pilots count."""
+    held_out = Rayleigh(coherence=16, csi="lmmse", pilots=4)
+    module = small_module(eval_channel=held_out)
+    images, ids = torch.rand(2, 3, 24, 24), torch.arange(2)
+    used = []
+    for name in ("channel", "eval_channel"):
+        getattr(module, name).register_forward_hook(lambda *_, name=name: used.append(name))
+    module.train()(images, torch.full((2,), 10.0))
+    assert used == ["channel"]
+    with torch.no_grad():
+        _, uses = module.eval().transmit(images, ids, 10.0, Fraction(1, 6))
+    assert used == ["channel", "eval_channel"]
+    k = 24 * 24 * 3 // 6
+    assert uses.tolist() == [held_out.uses(held_out.symbols_within(k))] * 2
+    with pytest.raises(UsageError, match="convention"):
+        small_module(channel=AWGN("real"), eval_channel=held_out)
+
+
+def test_bandwidth_is_logged_as_the_convention_counts_it(monkeypatch):
+    reals = Convention("counts reals", power=2.0, noise_per="real", uses_per_symbol=2)
+    module = small_module(channel=AWGN(reals), eval_ratios=["1/6"], eval_snr_db=[10.0]).eval()
+    logged = {}
+    monkeypatch.setattr(module, "log", lambda name, value, **_: logged.update({name: float(value)}))
+    with torch.no_grad():
+        module.test_step({"image": torch.rand(2, 3, 24, 24), "id": torch.arange(2)}, 0)
+    module.on_test_epoch_end()
+    assert logged["test/uses"] == pytest.approx(1 / 6)
+
+
+def test_checkpoints_that_hold_no_codec_say_so(tmp_path):
+    torch.save({"state_dict": {}, "hyper_parameters": {"lr": 1e-3}}, tmp_path / "python.ckpt")
+    with pytest.raises(ChanlabError, match="codec=codec"):
+        load_codec(tmp_path / "python.ckpt")
+    (tmp_path / "picture.png").write_bytes(b"PNG")
+    with pytest.raises(ChanlabError, match="can't be read as a checkpoint"):
+        load_codec(tmp_path / "picture.png")
+    with pytest.raises(UsageError, match="no checkpoint"):
+        load_codec(tmp_path / "absent.ckpt")
+
+
+@pytest.mark.parametrize("convention", ["nominal+3dB", dict(vars(CONVENTIONS["nominal+3dB"])), None])
+def test_codecs_load_where_their_channels_are_not(tmp_path, convention):
+    """The store that a codec was trained on lies elsewhere; the channel's convention stays the codec's."""
+    codec = {"class_path": "chanlab.jscc.AdaptiveJSCC", "init_args": {"widths": [8, 12], "depths": [1, 1]}}
+    realisations = {"class_path": "chanlab.jscc.StoreRealisations", "init_args": {"store": str(tmp_path / "absent")}}
+    link = {"class_path": "chanlab.jscc.OFDMLink", "init_args": {"realisations": realisations}}
+    if convention is not None:
+        link["init_args"]["convention"] = convention
+    module = JSCCModule(AdaptiveJSCC(widths=(8, 12), depths=(1, 1)))
+    hyperparameters = {
+        "_class_path": "chanlab.jscc.JSCCModule",
+        "_instantiator": "lightning.pytorch.cli.instantiate_module",
+        "codec": codec,
+        "channel": link,
+    }
+    checkpoint = {"state_dict": module.state_dict(), "hyper_parameters": hyperparameters}
+    torch.save({**checkpoint, "pytorch-lightning_version": lightning.__version__}, tmp_path / "best.ckpt")
+    loaded = load_codec(tmp_path / "best.ckpt")
+    assert loaded.convention.power == (1.0 if convention is None else 2.0)
+    for name, value in module.codec.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], value)
 
 
 def test_pilots_come_out_of_the_images_channel_uses():

@@ -22,12 +22,13 @@ from chanlab.jscc import (
     side_information_uses,
     split_iq,
 )
+from chanlab.jscc.codec import as_ratio
 
 
 @pytest.mark.parametrize(
     ("shape", "ratio", "k"),
     [
-        ((3, 96, 96), 1 / 6, 4608),  # field/jscc: d = 9216 reals
+        ((3, 96, 96), 1 / 6, 4608),  # 9216 reals
         ((3, 32, 32), 1 / 12, 256),
         ((3, 512, 768), Fraction(1, 6), 196608),
         ((3, 512, 768), 1 / 48, 24576),
@@ -44,6 +45,13 @@ def test_ratio_counts_what_the_convention_counts():
     assert channel_uses((3, 96, 96), 1 / 6, reals) == 2304
     assert bandwidth_ratio(torch.tensor([2304]), (3, 96, 96), reals).item() == 1 / 6
     assert bandwidth_ratio(torch.tensor([4608]), (3, 96, 96)).item() == 1 / 6
+
+
+@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), "half"])
+def test_a_ratio_is_a_number(ratio):
+    for read in (as_ratio, lambda r: channel_uses((3, 8, 8), r)):
+        with pytest.raises(UsageError, match="a number or a fraction such as 1/6"):
+            read(ratio)
 
 
 def test_no_symbol_left_is_an_error():
