@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
@@ -99,19 +100,39 @@ def save_weights(module: nn.Module, path: str | os.PathLike[str], bits: Literal[
             rows.append(name)
     _, origins = reloadable(module)
     header = {"bits": bits, "module": type(module).__name__, "in_rows": rows, "backbones": origins}
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        # One key: safetensors writes several in any order, and equal weights should make equal files.
-        safetensors.torch.save_file(packed, scratch, {FORMAT: json.dumps(header, sort_keys=True)})
-        os.replace(scratch, target)
-    finally:
-        scratch.unlink(missing_ok=True)
+    _write(packed, header, Path(path))
+
+
+def save_part(module: nn.Module, part: str, source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Writes a file of weights again with one part of it from a module, in float32; all else stays to the bit.
+
+    Writing all anew in fewer bits would round what is rounded already.
+
+    Args:
+        module: Holds the part, among its trained state.
+        part: Beginning of the names that are replaced, or added.
+        source: A file that `save_weights` wrote of such a module.
+        path: File to write, which may be the source.
+
+    Raises:
+        UsageError: The module has no such part; there is no source.
+        ChanlabError: The source holds no weights of the module.
+    """
+    own = {n: v.float().cpu().contiguous() for n, v in trained_state(module).items() if n.startswith(part)}
+    if not own:
+        raise UsageError(f"{type(module).__name__} has no part named {part!r}: name the beginning of its state's names")
+    load_weights(copy.deepcopy(module), source)
+    with safetensors.safe_open(source, framework="pt") as file:
+        header = json.loads(file.metadata()[FORMAT])
+    kept = {n: v for n, v in safetensors.torch.load_file(source).items() if not n.startswith(part)}
+    header["in_rows"] = [name for name in header["in_rows"] if not name.startswith(part)]
+    _write({**kept, **own}, header, Path(path))
 
 
 def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
     """Puts weights that `save_weights` wrote into a module of the same kind, in place, on its device.
+
+    A module may name beginnings of names in `added_later`: parts that are zero where a file has nothing of them.
 
     Args:
         module: The predictor, built with the arguments that it was trained with.
@@ -138,8 +159,10 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
     remedy = f"build {type(module).__name__} with the arguments that it was trained with"
     scales = {name: packed.pop(name + SCALE) for name in header["in_rows"]}
     names = set(packed)
-    if set(state) - names:
-        raise ChanlabError(f"{os.fspath(path)} lacks {_some(set(state) - names)}: {remedy}")
+    later = {part: {n for n in state if n.startswith(part)} for part in getattr(module, "added_later", ())}
+    absent = {n for part in later.values() if not part & names for n in part}
+    if lacking := set(state) - names - absent:
+        raise ChanlabError(f"{os.fspath(path)} lacks {_some(lacking)}: {remedy}")
     if names - set(state):
         raise ChanlabError(f"{os.fspath(path)} has {_some(names - set(state))}, which the module has not: {remedy}")
     values = {}
@@ -152,6 +175,19 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
     with torch.no_grad():
         for name, value in values.items():
             _stored(state[name]).copy_(value)
+        for name in absent:
+            state[name].zero_()
+
+
+def _write(packed: dict[str, Tensor], header: dict[str, Any], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        # One key: safetensors writes several in any order, and equal weights should make equal files.
+        safetensors.torch.save_file(packed, scratch, {FORMAT: json.dumps(header, sort_keys=True)})
+        os.replace(scratch, target)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _stored(value: Tensor) -> Tensor:

@@ -18,13 +18,18 @@ class Posterior(NamedTuple):
     Attributes:
         mean: Each component's mean, complex64 `[..., component, series, horizon]`.
         variance: Variance of the components' sum, real `[..., horizon]`.
+        misfit: How large the history is for its covariance K: y^H K⁻¹ y per series and snapshot, 1 on average where
+            the spectra are right, real `[...]`; None unless asked for.
     """
 
     mean: Tensor
     variance: Tensor
+    misfit: Tensor | None = None
 
 
-def doppler_posterior(spectrum: Tensor, noise: Tensor, history: Tensor, ahead: Tensor) -> Posterior:
+def doppler_posterior(
+    spectrum: Tensor, noise: Tensor, history: Tensor, ahead: Tensor, with_misfit: bool = False
+) -> Posterior:
     """Mean and variance, given a noisy history, of a sum of independent stationary Gaussian processes.
 
     A process is a sum of spectral lines, equally spaced over one cycle per snapshot, with independent complex Gaussian
@@ -36,6 +41,7 @@ def doppler_posterior(spectrum: Tensor, noise: Tensor, history: Tensor, ahead: T
         noise: Variance of the noise on each snapshot, `[..., time]` (broadcast): large for a snapshot that is missing.
         history: Complex `[..., series, time]`.
         ahead: Instants asked for, in snapshots after the last one, any real numbers, `[horizon]`.
+        with_misfit: Whether to tell how well history and spectra agree; no gradient comes from that.
     """
     num_lines, steps, horizon = spectrum.shape[-1], history.shape[-1], len(ahead)
     line = _lines(num_lines, spectrum.device)
@@ -53,12 +59,20 @@ def doppler_posterior(spectrum: Tensor, noise: Tensor, history: Tensor, ahead: T
     loading = torch.diag_embed(noise.double().expand(*total.shape[:-1], steps))
     cross = correlation(power, past[:, None] - ahead.double())  # [..., component, time, horizon]
     sides = cross.movedim(-3, -2).flatten(-2)  # [..., time, component * horizon]
-    weights = solve_hermitian(covariance + loading, sides)
+    observed = history.to(torch.complex128).mT if with_misfit else sides[..., :0]
+    solved = solve_hermitian(covariance + loading, torch.cat([sides, observed], -1))
+    weights = solved[..., : sides.shape[-1]]
+    misfit = None
+    if with_misfit:
+        with torch.no_grad():
+            whitened = solved[..., sides.shape[-1] :]
+            energy = observed.real * whitened.real + observed.imag * whitened.imag
+            misfit = energy.mean((-2, -1)).float()
     mean = weights.to(torch.complex64).mH @ history.to(torch.complex64).mT  # [..., component * horizon, series]
     pairs = weights.unflatten(-1, (-1, horizon)).sum(-2), cross.sum(-3)  # type: ignore[no-untyped-call]
     explained = (pairs[0].real * pairs[1].real + pairs[0].imag * pairs[1].imag).sum(-2)
     variance = (total.sum(-1, keepdim=True) - explained).clamp_min(0.0)
-    return Posterior(mean.unflatten(-2, (-1, horizon)).mT, variance.float())  # type: ignore[no-untyped-call]
+    return Posterior(mean.unflatten(-2, (-1, horizon)).mT, variance.float(), misfit)  # type: ignore[no-untyped-call]
 
 
 @functools.lru_cache(maxsize=16)

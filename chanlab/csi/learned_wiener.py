@@ -29,6 +29,7 @@ from chanlab.csi.few_rays import with_few_rays
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
 from chanlab.csi.lost_snapshots import fill_lost
 from chanlab.csi.predictor import check_history, normalise
+from chanlab.csi.recalibration import Circumstances, Recalibration, Signatures, misfits, signatures, tap_profile
 from chanlab.csi.student_t import ComplexStudentT
 from chanlab.csi.tap_language import TapLanguage
 from chanlab.csi.window_augmentation import augment_windows
@@ -56,6 +57,8 @@ class _Band(NamedTuple):
     mean: Tensor  # [batch, series, horizon, column, row, tap]
     variance: Tensor  # of its error, averaged over beams, [batch, tap, horizon]
     process_variance: Tensor  # as the Gaussian process has it, same shape, taps in any order
+    signatures: Signatures | None  # for the correction of stated errors, if there is one
+    misfits: Tensor | None  # [batch, 2]
 
 
 class LearnedWiener(nn.Module):
@@ -71,7 +74,7 @@ class LearnedWiener(nn.Module):
     filter each tap's beams are cleaned by their coherence; after it complex weights spread each tap over its
     neighbours, in the history's band and, for FDD, in the other band. The weak taps share one spectrum in each
     beam, that of the strong ones. Last, each antenna and step is shrunk by a learned factor: means of per-antenna
-    ratios ask for that.
+    ratios ask for that. Stated errors are corrected where a window is unlike those of training (`Recalibration`).
 
     Polarizations and receive antennas are series that share a spectrum: any number of them will do, as any array, any
     number of subcarriers and any history of two snapshots or more, by the same weights.
@@ -94,6 +97,8 @@ class LearnedWiener(nn.Module):
         few_rays: Probability that training puts a channel of few rays in the place of a window whose noise variance is
             told; see `with_few_rays`.
     """
+
+    added_later = ("recalibration.",)
 
     def __init__(
         self,
@@ -147,6 +152,7 @@ class LearnedWiener(nn.Module):
         self.rest_deviation = nn.Parameter(torch.zeros(2, STEPS))
         self.shrink = nn.ModuleList(_per_antenna(1, [4.0]) for _ in range(2))
         self.trust = nn.ModuleList(_per_antenna(2, [0.0, 1.0]) for _ in range(2))
+        self.recalibration = Recalibration(dim)
         for head in (self.shrink, self.trust):  # of a band that isn't predicted: there to be loaded, not to be trained
             for band, used in enumerate((duplex != "fdd", duplex != "tdd")):
                 head[band].requires_grad_(used)
@@ -240,7 +246,7 @@ class LearnedWiener(nn.Module):
         power = spectrum.sum((-2, -1))
         white = torch.exp(self.whiteness(hidden)[..., 0].clamp(-14.0, 0.0)) * power.detach() + 1e-5
         loading = noise[:, None, None, None] + white[..., None]
-        posterior = doppler_posterior(spectrum, loading, seen.cleaned.movedim(1, -2), ahead)
+        posterior = doppler_posterior(spectrum, loading, seen.cleaned.movedim(1, -2), ahead, self.recalibration.active)
         mean = posterior.mean.permute(0, 5, 6, 4, 1, 2, 3)  # [batch, series, horizon, component, column, row, tap]
         weights = torch.view_as_complex(self.spread(hidden).unflatten(-1, (2, self.components, NUM_SHIFTS, 2)))
         variance = posterior.variance.clamp_min(1e-7)
@@ -248,6 +254,12 @@ class LearnedWiener(nn.Module):
         prior = power.detach() + 1e-5 * level[:, None, None, None]
         rest, rest_variance, rest_prior = self._rest(seen, spectrum.detach().sum((-3, -2)), noise, level, ahead)
         order = torch.cat([seen.strong, seen.weak], 1).argsort(1)[..., None].expand(-1, -1, len(ahead))
+        whole_window, misfit = None, None
+        if posterior.misfit is not None:
+            profile = tap_profile(seen.cleaned, seen.rest, seen.strong, seen.weak)
+            above = (seen.periodogram.mean(-1) - floor[..., 0]).clamp_min(0.0)
+            whole_window = signatures(hidden.detach(), above, level, profile)
+            misfit = misfits(posterior.misfit, power.detach())
         bands = []
         for band in {"tdd": (0,), "fdd": (1,), "both": (0, 1)}[self.duplex]:
             shares = weights[..., band, :, :].permute(0, 4, 5, 1, 2, 3)[:, None, None]
@@ -261,7 +273,7 @@ class LearnedWiener(nn.Module):
             rest_log_variance = torch.log(rest_known.mean((1, 2))) + _at_steps(self.rest_deviation, ahead)[band]
             both = torch.cat([log_variance, rest_log_variance], 1).clamp_min(-14.0).exp().gather(1, order)
             process = torch.cat([variance, rest_variance], 3).mean((1, 2))
-            bands.append(_Band(band, whole, both, process))
+            bands.append(_Band(band, whole, both, process, whole_window, misfit))
         return bands
 
     def _rest(
@@ -316,9 +328,26 @@ class LearnedWiener(nn.Module):
         )
         entry = (band.variance.mT * scale.view(-1, 1, 1).square()) @ square(taps).mT
         trust = self.trust[band.number](known.detach()).movedim(2, 4).flatten(1, 3).unflatten(1, (len(mean[0]), -1))
-        variance = entry[:, None, None] * torch.exp(trust[..., :1].clamp(-8.0, 8.0))
-        shape = 1.1 + functional.softplus(trust[..., 1:])
+        scatter, tails = trust[..., :1].clamp(-8.0, 8.0), trust[..., 1:]
+        if band.misfits is not None:
+            correction = self._corrections(band, level, ahead)[:, None, None, :, :]
+            scatter, tails = scatter + correction[..., :1], tails + correction[..., 1:]
+        variance = entry[:, None, None] * torch.exp(scatter)
+        shape = 1.1 + functional.softplus(tails)
         return mean, variance, shape.expand(mean.shape)
+
+    @torch.no_grad()
+    def _corrections(self, band: _Band, level: Tensor, ahead: Tensor) -> Tensor:
+        """What `Recalibration` makes of the window, `[batch, horizon, 2]`."""
+        power = square(band.mean).mean((1, 3, 4)).sum(-1)
+        parts = [band.variance.sum(1), band.process_variance.sum(1), power]
+        instants = (ahead.to(level) - 2.5).expand(len(level), -1)
+        steps = torch.stack([*(torch.log(x + 1e-6) for x in parts), instants], -1)
+        assert band.misfits is not None
+        assert band.signatures is not None
+        window = torch.log(torch.cat([level[:, None], band.misfits + 1e-5], 1))
+        correction: Tensor = self.recalibration(Circumstances(band.signatures, window, steps), band.number)
+        return correction
 
     def training_loss(self, history: Tensor, target: Tensor, noise_variance: Tensor | None = None) -> Tensor:
         """What is minimised: the mean of error over power per antenna and step, plus a likelihood for the variances.
