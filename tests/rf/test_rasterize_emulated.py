@@ -1,6 +1,7 @@
 """The CUDA sources, run on the CPU: kernels, launchers and binding are the production's own, CUDA is emulated."""
 
 import ctypes
+import math
 import re
 import subprocess
 import types
@@ -8,16 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from spheres import HEMISPHERE, NAMES, SPHERE, away_from_cuts, gradients, scene, weights_like
+from spheres import HEMISPHERE, NAMES, SPHERE, away_from_cuts, gradients, one, scene, turn, weights_like
 from test_rasterize import SCENES
 
+from chanlab.errors import UsageError
 from chanlab.rf import Panorama, build, sphere
 
 LAUNCH = re.compile(r"(\w+(?:<decltype\(bound\)::value>)?)<<<(.*?), (\w+), 0, stream>>>\(", re.DOTALL)
 
 
-def emulation(folder, most_tiles):
-    """The library of `sphere.cu`, launches emulated; small scenes have many chunks and blocks."""
+BLOCK, CHUNK = 64, 256
+
+
+def emulation(folder, most_tiles, many_tiles=2048):
+    """The library of `sphere.cu`, launches emulated; small scenes have several chunks and many blocks."""
     text = (build.KERNELS / "sphere.cu").read_text(encoding="utf-8")
     text, count = LAUNCH.subn(r"emulation::launch(\2, \3, [](auto... a) { \1(a...); }, ", text)
     assert count == text.count("emulation::launch") >= 5
@@ -25,7 +30,8 @@ def emulation(folder, most_tiles):
     source, library = folder / "sphere.cpp", folder / "sphere.so"
     source.write_text(f'#include "{Path(__file__).with_name("cuda_on_cpu.h")}"\n{text}')
     command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{build.KERNELS}"]
-    command += ["-DSPHERE_BLOCK=32", "-DSPHERE_CHUNK=64", f"-DSPHERE_MOST_TILES={most_tiles}", source, "-o"]
+    sizes = {"BLOCK": BLOCK, "CHUNK": CHUNK, "MOST_TILES": most_tiles, "MANY_TILES": many_tiles}
+    command += [*(f"-DSPHERE_{name}={size}" for name, size in sizes.items()), source, "-o"]
     done = subprocess.run([*map(str, command), str(library)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(library))
@@ -36,6 +42,14 @@ def emulated(tmp_path_factory):
     return emulation(tmp_path_factory.mktemp("emulation"), 4096)
 
 
+@pytest.fixture(autouse=True)
+def memory_holds_anything():
+    """Fills what is allocated with NaN, or the largest integer."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture
 def cuda(emulated, monkeypatch):
     return through(emulated, monkeypatch)
@@ -44,15 +58,15 @@ def cuda(emulated, monkeypatch):
 def through(library, monkeypatch):
     """Calls the CUDA implementations of the operator with tensors of the CPU."""
     monkeypatch.setattr(sphere, "_cuda_library", lambda: library)
-    monkeypatch.setattr(sphere, "ITEM_THREADS", 32)
+    monkeypatch.setattr(sphere, "ITEM_THREADS", BLOCK)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=0))
 
-    def call(inputs, panorama, by_image, by_transmittance, capacity=20_000, poses=True):
+    def call(inputs, panorama, by_image, by_transmittance, capacity=20_000, poses=True, slot=-1):
         given = [x.float() for x in inputs]
         size = (panorama.height, panorama.width)
         blur = 0.3 * panorama.row_step**2
         asked = (*size, panorama.lowest, panorama.highest, panorama.start, 0.01, blur)
-        image, left, *seen, last, state = sphere._cuda(*given, *asked, True, capacity, -1)
+        image, left, *seen, last, state = sphere._cuda(*given, *asked, True, capacity, slot)
         by = (by_image.float(), by_transmittance if by_transmittance is None else by_transmittance.float())
         found = sphere._cuda_backward(*by, *given, left, last, state, *asked, capacity, poses)
         return image, left, seen, found, state[:4].view(torch.int64)
@@ -96,13 +110,13 @@ def test_channels(cuda, channels):
 
 
 def test_lists_of_many_chunks_are_merged_by_distance(cuda):
-    inputs = [x.float() for x in scene(330, receivers=2, seed=31, scales=(0.2, 0.9))]
+    inputs = [x.float() for x in scene(700, receivers=2, seed=31, scales=(0.2, 0.9))]
     inputs[3] *= 0.05  # so that the furthest count
     panorama = Panorama.sphere(8, 16)
     weights = weights_like(inputs, panorama)
     want, by_want = gradients(inputs, panorama, "cpu", *weights)
     image, through, _, found, status = cuda(inputs, panorama, *weights)
-    assert status[0] > 2 * 4 * 64  # one tile for each receiver; chunks of 64
+    assert status[0] > 2 * 2 * CHUNK  # one tile for each receiver
     torch.testing.assert_close(image, want.image, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(through, want.transmittance, rtol=1e-3, atol=1e-4)
     for a, b in zip(found, by_want, strict=True):
@@ -115,12 +129,72 @@ def test_more_tiles_than_a_block_counts(cuda, monkeypatch, tmp_path):
     weights = weights_like(inputs, panorama)
     want, left, seen, by_want, status = cuda(inputs, panorama, *weights)
     monkeypatch.setattr(sphere, "MOST_TILES", 8)  # of nine
-    image, through_all, shown, found, again = through(emulation(tmp_path, 8), monkeypatch)(inputs, panorama, *weights)
+    other = through(emulation(tmp_path, 8, many_tiles=9), monkeypatch)  # fewer threads sort, too
+    image, through_all, shown, found, again = other(inputs, panorama, *weights)
     assert torch.equal(image, want)
     assert torch.equal(through_all, left)
     assert torch.equal(again, status)
     for a, b in zip((*shown, *found), (*seen, *by_want), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_equal_distances_keep_the_order_of_the_inputs(cuda):
+    inputs = [x.float() for x in scene(60, receivers=2, seed=35, scales=(0.3, 1.5), opacities=(0.5, 0.9))]
+    inputs[:5] = [x[torch.arange(300) % 60] for x in inputs[:5]]  # five at each place
+    inputs[4] = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    panorama = Panorama.sphere(8, 16)
+    weights = weights_like(inputs, panorama)
+    want, by_want = gradients(inputs, panorama, "cpu", *weights)
+    image, _, _, found, status = cuda(inputs, panorama, *weights)
+    assert status[0] > 2 * CHUNK
+    torch.testing.assert_close(image, want.image, rtol=1e-3, atol=1e-4)
+    for a, b in zip(found, by_want, strict=True):
+        assert (a - b).norm() <= 1e-3 * b.norm()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513])
+def test_lists_of_every_length_are_sorted(cuda, count):
+    """Round Gaussians one behind another, in random order: their weights fall with the distance."""
+    generator = torch.Generator().manual_seed(count)
+    rank = torch.randperm(count, generator=generator)
+    panorama = Panorama.sphere(1, 1)
+    inputs = [torch.cat([x] * count) if i < 5 else x for i, x in enumerate(one((1.0, 0, 0.0), opacity=0.005))]
+    inputs[0] = inputs[0] / 3 * (1 + rank[:, None] / 100)
+    inputs[6] = turn(2, math.pi)[None]  # the pixel looks along -x
+    _, through, (_, weight, _), _, status = cuda(inputs, panorama, *weights_like(inputs, panorama))
+    assert status.tolist() == [count, 0]
+    left = 1 - 0.005
+    torch.testing.assert_close(weight[0].double(), 0.005 * left ** rank.double(), rtol=1e-4, atol=0)
+    assert through.item() == pytest.approx(left**count, rel=1e-4)
+
+
+def test_count_of_pairs_is_told(cuda, monkeypatch):
+    room = sphere._Room()
+    room._pinned = torch.full((2,), room.EMPTY, dtype=torch.int64)
+    room._given[1] = (("cpu",), 40, 20_000)
+    monkeypatch.setattr(sphere, "_ROOM", room)
+    *_, status = cuda(scene(40, seed=32), SPHERE, *weights_like(scene(40, seed=32), SPHERE), slot=1)
+    assert room._pinned.tolist() == [room.EMPTY, status[0]]
+    assert room._pending == {1: (("cpu",), 40, 20_000)}
+
+
+def test_too_large_a_request_is_an_error(cuda):
+    inputs = scene(3, seed=36)
+    for panorama in (Panorama.sphere(1, 16 * 65535 + 1), Panorama.sphere(8 * 65535 + 1, 1)):
+        with pytest.raises(UsageError, match="render bands"):
+            cuda(inputs, panorama, *weights_like(inputs, SPHERE))
+    with pytest.raises(UsageError, match="fewer receivers"):
+        cuda(inputs, Panorama.sphere(8 * 10_000, 16 * 10_000), *weights_like(inputs, SPHERE))
+    with pytest.raises(UsageError, match="fewer receivers"):
+        cuda(inputs, SPHERE, *weights_like(inputs, SPHERE), capacity=1 << 31)
+
+
+def test_constants_stand_in_the_sources_too():
+    text = "".join((build.KERNELS / name).read_text() for name in ("sphere.h", "sphere_lists.cuh", "sphere.cu"))
+    assert f"TILE_WIDTH = {sphere.TILE_WIDTH}, TILE_HEIGHT = {sphere.TILE_HEIGHT}," in text
+    assert f"#define SPHERE_BLOCK {sphere.ITEM_THREADS}\n" in text
+    assert f"#define SPHERE_MOST_TILES {sphere.MOST_TILES}\n" in text
+    assert f"integral_constant<int, {sphere.MAX_CHANNELS}>());\n}}" in text
 
 
 def test_room_is_used_to_the_last_pair_and_its_lack_is_nan(cuda):
