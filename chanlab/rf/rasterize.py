@@ -113,6 +113,8 @@ def rasterize_sphere(
     if not nearest > 0 or (blur is not None and not blur > 0):
         raise UsageError(f"rasterize_sphere: nearest ({nearest}) and blur ({blur}) must be positive.")
     variance = 0.3 * panorama.row_step**2 if blur is None else blur**2
+    if capacity is not None and capacity < 1:
+        raise UsageError(f"rasterize_sphere: capacity ({capacity}) is a number of pairs, 1 or more; None is learnt.")
     if backend == "reference":
         dense = reference.rasterize(*inputs, panorama, nearest, variance)
         seen = Visibility(dense.radius, *((dense.weight, dense.peak) if statistics else (None, None)))
