@@ -125,12 +125,13 @@ class _Room:
         self._given: dict[int, tuple[tuple[Any, ...], int, int]] = {}
         self._pending: dict[int, tuple[tuple[Any, ...], int, int]] = {}
         self._free: list[int] = []
+        self._calls = 0
         self._slots: Any = None
         self._pinned: Tensor | None = None
         self._lock = threading.Lock()
 
     def before(self, means: Tensor, receivers: int, panorama: Panorama, asked: int | None) -> tuple[int, int]:
-        """Room for a call, and the slot for its count; -1: none. `after` must follow."""
+        """Room for a call, and the slot for its count, numbered anew for every call; -1: none. `after` must follow."""
         items = means.shape[0] * receivers
         most = max(1, items * _tiles(panorama.height, panorama.width))
         guess = max(1 << 16, 24 * items)
@@ -152,7 +153,8 @@ class _Room:
                 self._free = list(range(self.SLOTS))
             if not self._free:
                 return room, -1
-            slot = self._free.pop()
+            self._calls += 1
+            slot = self._free.pop() + self.SLOTS * self._calls
             self._given[slot] = (key, items, room)
             return room, slot
 
@@ -161,15 +163,15 @@ class _Room:
         if slot < 0 or self._pinned is None:
             return None
         with self._lock:
-            self._pending[slot] = self._given.pop(slot)
-        return self._pinned.data_ptr() + 8 * slot
+            self._pending[slot % self.SLOTS] = self._given.pop(slot)
+        return self._pinned.data_ptr() + 8 * (slot % self.SLOTS)
 
     def after(self, slot: int) -> None:
         """Take the slot of a call back if nothing will fill it: it failed before, or was traced only."""
         if slot >= 0:
             with self._lock:
                 if self._given.pop(slot, None):
-                    self._free.append(slot)
+                    self._free.append(slot % self.SLOTS)
 
     def check(self) -> None:
         """Look at all counts, waiting for them."""
