@@ -4,6 +4,7 @@
 // (atomics that are none, too little of a resource, a missing barrier between two kernels' streams).
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -53,20 +54,31 @@ struct Warp {
 };
 
 struct Fiber {
-    ucontext_t context;
+    ucontext_t context;  // where it starts
+    jmp_buf place;       // and goes on
     std::vector<char> stack;
     Index thread;
-    bool done;
+    bool started, done;
 };
 
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline Fiber* current;
 inline Index block, block_size;
 inline std::function<void()> kernel;
 
-inline void pass_on() { swapcontext(&current->context, &scheduler); }
+// Jumps, for switching contexts asks the kernel for its signals.
+__attribute__((noinline)) inline void pass_on() {
+    if (!_setjmp(current->place)) _longjmp(scheduler, 1);
+}
+
+__attribute__((noinline)) inline void resume() {
+    if (_setjmp(scheduler)) return;
+    if (current->started) _longjmp(current->place, 1);
+    current->started = true;
+    setcontext(&current->context);
+}
 
 inline void meet() {
     Warp& warp = warps[current->thread.x / 32];
@@ -117,7 +129,7 @@ inline int run(int w, int threads, bool backwards) {
             Fiber& fiber = fibers[first + (backwards ? lanes - 1 - i : i)];
             if (fiber.done) continue;
             current = &fiber;
-            swapcontext(&scheduler, &fiber.context);
+            resume();
             ended += fiber.done;
             going = going || fiber.done;
         }
@@ -138,7 +150,7 @@ void launch(unsigned blocks, int threads, F call, Arguments... arguments) {
             Fiber& fiber = fibers[t];
             fiber.stack.resize(1 << 16);
             fiber.thread = {unsigned(t)};
-            fiber.done = false;
+            fiber.started = fiber.done = false;
             getcontext(&fiber.context);
             fiber.context.uc_stack.ss_sp = fiber.stack.data();
             fiber.context.uc_stack.ss_size = fiber.stack.size();

@@ -11,6 +11,7 @@ import pytest
 import torch
 from spheres import HEMISPHERE, NAMES, SPHERE, away_from_cuts, gradients, one, scene, turn, weights_like
 from test_rasterize import SCENES
+from torch import Tensor
 
 from chanlab.errors import UsageError
 from chanlab.rf import Panorama, build, sphere
@@ -19,6 +20,8 @@ LAUNCH = re.compile(r"(\w+(?:<decltype\(bound\)::value>)?)<<<(.*?), (\w+), 0, st
 
 
 BLOCK, CHUNK = 64, 256
+GUARD = 4096
+"""Words beyond the end of what a forward pass allocates, which it must leave alone."""
 
 
 def emulation(folder, most_tiles, many_tiles=2048):
@@ -29,11 +32,19 @@ def emulation(folder, most_tiles, many_tiles=2048):
     assert "<<<" not in text
     source, library = folder / "sphere.cpp", folder / "sphere.so"
     source.write_text(f'#include "{Path(__file__).with_name("cuda_on_cpu.h")}"\n{text}')
-    command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{build.KERNELS}"]
+    command = [
+        build.find_compiler("cpu"),
+        "-std=c++17",
+        "-O1",
+        "-U_FORTIFY_SOURCE",
+        "-fPIC",
+        "-shared",
+        f"-I{build.KERNELS}",
+    ]
     sizes = {"BLOCK": BLOCK, "CHUNK": CHUNK, "MOST_TILES": most_tiles, "MANY_TILES": many_tiles}
     command += [*(f"-DSPHERE_{name}={size}" for name, size in sizes.items()), source, "-o"]
     done = subprocess.run([*map(str, command), str(library)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"Compiling sphere.cu for the emulation failed.\n{done.stderr}"
     return ctypes.CDLL(str(library))
 
 
@@ -44,7 +55,7 @@ def emulated(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def memory_holds_anything():
-    """Fills what is allocated with NaN, or the largest integer."""
+    """Fills what is allocated with NaN."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -59,6 +70,20 @@ def through(library, monkeypatch):
     """Calls the CUDA implementations of the operator with tensors of the CPU."""
     monkeypatch.setattr(sphere, "_cuda_library", lambda: library)
     monkeypatch.setattr(sphere, "ITEM_THREADS", BLOCK)
+    guards = []
+
+    def guarded(count):
+        return lambda *sizes: count(*sizes) + GUARD
+
+    def new_empty(like, *size, **options):
+        made = Tensor.new_zeros(like, *size, **options).fill_(-1 if options else math.nan)
+        if options and made.ndim == 1:
+            guards.append(made)
+        return made
+
+    monkeypatch.setattr(sphere, "_state_words", guarded(sphere._state_words))
+    monkeypatch.setattr(sphere, "_scratch_words", guarded(sphere._scratch_words))
+    monkeypatch.setattr(Tensor, "new_empty", new_empty)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=0))
 
     def call(inputs, panorama, by_image, by_transmittance, capacity=20_000, poses=True, slot=-1):
@@ -66,7 +91,10 @@ def through(library, monkeypatch):
         size = (panorama.height, panorama.width)
         blur = 0.3 * panorama.row_step**2
         asked = (*size, panorama.lowest, panorama.highest, panorama.start, 0.01, blur)
+        guards.clear()
         image, left, *seen, last, state = sphere._cuda(*given, *asked, True, capacity, slot)
+        assert len(guards) == 2 - (not len(given[0]))
+        assert all((guard[-GUARD:] == -1).all() for guard in guards if len(given[0])), "written beyond the end"
         by = (by_image.float(), by_transmittance if by_transmittance is None else by_transmittance.float())
         found = sphere._cuda_backward(*by, *given, left, last, state, *asked, capacity, poses)
         return image, left, seen, found, state[:4].view(torch.int64)
@@ -90,6 +118,8 @@ def test_kernels_give_the_references_image_and_gradients(cuda, name):
     where = clear[:, None].expand_as(want.image)
     torch.testing.assert_close(image[where].double(), want.image[where], rtol=1e-3, atol=2e-5)
     torch.testing.assert_close(through[clear].double(), want.transmittance[clear], rtol=1e-3, atol=2e-5)
+    assert (seen[0] >= want.visibility.radius).all()
+    assert (seen[0] <= 1.001 * want.visibility.radius + 2e-4).all()
     for a, b in zip(seen[1:], want.visibility[1:], strict=True):
         torch.testing.assert_close(a.double(), b, rtol=0.01, atol=0.02)
     for which, a, b in zip(NAMES, found, by_want, strict=True):
@@ -161,7 +191,7 @@ def test_lists_of_every_length_are_sorted(cuda, count):
     inputs = [torch.cat([x] * count) if i < 5 else x for i, x in enumerate(one((1.0, 0, 0.0), opacity=0.005))]
     inputs[0] = inputs[0] / 3 * (1 + rank[:, None] / 100)
     inputs[6] = turn(2, math.pi)[None]  # the pixel looks along -x
-    _, through, (_, weight, _), _, status = cuda(inputs, panorama, *weights_like(inputs, panorama))
+    _, through, (_, weight, _), _, status = cuda(inputs, panorama, *weights_like(inputs, panorama), capacity=count)
     assert status.tolist() == [count, 0]
     left = 1 - 0.005
     torch.testing.assert_close(weight[0].double(), 0.005 * left ** rank.double(), rtol=1e-4, atol=0)
@@ -170,12 +200,46 @@ def test_lists_of_every_length_are_sorted(cuda, count):
 
 def test_count_of_pairs_is_told(cuda, monkeypatch):
     room = sphere._Room()
-    room._pinned = torch.full((2,), room.EMPTY, dtype=torch.int64)
-    room._given[1] = (("cpu",), 40, 20_000)
+    room._pinned = torch.full((room.SLOTS,), room.EMPTY, dtype=torch.int64)
     monkeypatch.setattr(sphere, "_ROOM", room)
-    *_, status = cuda(scene(40, seed=32), SPHERE, *weights_like(scene(40, seed=32), SPHERE), slot=1)
-    assert room._pinned.tolist() == [room.EMPTY, status[0]]
-    assert room._pending == {1: (("cpu",), 40, 20_000)}
+    inputs = scene(40, seed=32)
+    for slot, capacity in ((1, 20_000), (2, 10)):
+        room._given[slot] = (("cpu",), 40, capacity)
+        *_, status = cuda(inputs, SPHERE, *weights_like(inputs, SPHERE), capacity=capacity, slot=slot)
+        assert room._pinned[slot] == status[0] > 40
+    assert room._pinned.tolist().count(room.EMPTY) == room.SLOTS - 2
+    assert room._pending == {1: (("cpu",), 40, 20_000), 2: (("cpu",), 40, 10)}
+
+
+def test_more_tiles_than_threads_that_scan(cuda):
+    inputs = [x.float() for x in scene(600, receivers=2, seed=37, scales=(0.01, 0.02), opacities=(0.005, 0.02))]
+    inputs[0][40:] = inputs[0][40] * (1 + 0.001 * torch.arange(560)[:, None])  # almost all in one tile
+    inputs[3][:40] *= 40
+    panorama = Panorama.sphere(96, 192)
+    weights = weights_like(inputs, panorama)
+    want, by_want = gradients(inputs, panorama, "cpu", *weights)
+    image, _, _, found, status = cuda(inputs, panorama, *weights)
+    assert status[0] > 1200
+    torch.testing.assert_close(image, want.image, rtol=1e-3, atol=1e-4)
+    for a, b in zip(found, by_want, strict=True):
+        assert (a - b).norm() <= 1e-3 * b.norm()
+
+
+@pytest.mark.parametrize("which", [*range(7), None], ids=[*NAMES, "none"])
+def test_only_what_is_needed_has_a_gradient(cuda, monkeypatch, which):
+    inputs = [x.float() for x in scene(20, receivers=2, seed=33)]
+    by_image, by_transmittance = weights_like(inputs, SPHERE)
+    *_, want, _ = cuda(inputs, SPHERE, by_image, torch.zeros_like(by_transmittance))
+    monkeypatch.setattr(sphere, "_cpu", sphere._cuda)
+    monkeypatch.setattr(sphere, "_cpu_backward", sphere._cuda_backward)
+    leaves = [x.clone().requires_grad_(i == which) for i, x in enumerate(inputs)]
+    asked = (SPHERE.height, SPHERE.width, SPHERE.lowest, SPHERE.highest, SPHERE.start, 0.01, 0.3 * SPHERE.row_step**2)
+    image, *_ = sphere._draw(*leaves, *asked, False, 20_000, -1)
+    assert image.requires_grad == (which is not None)
+    if which is not None:
+        (image * by_image.float()).sum().backward()
+        torch.testing.assert_close(leaves[which].grad, want[which])
+    assert all(x.grad is None for i, x in enumerate(leaves) if i != which)
 
 
 def test_too_large_a_request_is_an_error(cuda):
@@ -208,11 +272,12 @@ def test_room_is_used_to_the_last_pair_and_its_lack_is_nan(cuda):
     assert status[1] == 0
     for a, b in zip(again, found, strict=True):
         torch.testing.assert_close(a, b)
-    image, through, _, found, status = cuda(inputs, panorama, *weights, capacity=need - 1)
-    assert status.tolist() == [need, 1]
-    assert image.isnan().all()
-    assert through.isnan().all()
-    assert all(g.isnan().all() for g in found)
+    for capacity in (need - 1, 10):
+        image, through, _, found, status = cuda(inputs, panorama, *weights, capacity=capacity)
+        assert status.tolist() == [need, 1]
+        assert image.isnan().all()
+        assert through.isnan().all()
+        assert all(g.isnan().all() for g in found)
 
 
 def test_no_gradient_by_the_transmittance_is_zero(cuda):
