@@ -298,7 +298,7 @@ def test_compiled_code_draws_the_same():
         torch.testing.assert_close(a.grad, b.grad)
 
 
-def test_forward_mode_is_the_references_alone():
+def test_forward_mode_is_refused():
     inputs = scene(12, seed=22)
     along = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
