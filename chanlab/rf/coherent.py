@@ -35,7 +35,8 @@ def coherent_sum(
     is `chanlab.channels.cfr`. With absolute frequencies, carrier included, gains need no such phase: this is what
     primitives use, whose delays are learned through it. Array phases are those of plane waves at λ, as there.
 
-    Differentiable in everything but frequencies and wavelength; gradients of gradients exist in the reference alone.
+    Differentiable in everything but frequencies and wavelength; gradients of gradients and forward
+    mode (jvp) exist in the reference alone.
 
     Args:
         gain: g, amplitude [linear], complex `[..., path]`. Its precision is that of the products and the result.

@@ -67,7 +67,8 @@ def rasterize_sphere(
     ray: first order in scale / r, without a seam, regular at the poles. α below 1/255 is nothing, and so is what lies
     within 0.1 rad of the antipode of the direction. Gaussians are sorted by distance, equal distances by their index,
     and composited front to back: weight α T, transmittance T the product of 1 - α before; a pixel ends before T falls
-    below 1e-4. All inputs have gradients; the cuts count as constant.
+    below 1e-4. All inputs have gradients; the cuts count as constant. Second derivatives and forward mode (jvp) are the
+    reference's alone; the other back ends refuse them.
 
     Args:
         means: Centres [m], world axes, `[N, 3]`.
@@ -93,7 +94,7 @@ def rasterize_sphere(
         Image, transmittance and visibility, in the inputs' dtype and on their device.
 
     Raises:
-        UsageError: For wrong shapes, dtypes, devices or an unknown back end.
+        UsageError: For wrong shapes, dtypes, devices or sizes, an unknown back end, or a derivative that it lacks.
         MissingDependencyError: If a back end must be compiled and there is no compiler.
 
     Source: Kerbl et al., 3D Gaussian Splatting, ACM TOG 42(4), 2023, for the compositing; the footprint is that of

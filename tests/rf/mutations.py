@@ -320,10 +320,10 @@ MUTATIONS = (
         "each = tiles < SCAN_THREADS ? 1 : tiles / SCAN_THREADS;",
     ),
     Mutation(
-        "one chunk too many of a full one",
+        "tiles of a thread share the numbers of their chunks",
         LISTS,
         "int32_t(extras);\n        pairs += count;\n        extras += count > CHUNK ? (count - 1) / CHUNK : 0;",
-        "int32_t(extras);\n        pairs += count;\n        extras += count / CHUNK;",
+        "int32_t(extras);\n        pairs += count;",
     ),
     Mutation(
         "last tile without an end",
@@ -345,12 +345,6 @@ MUTATIONS = (
     ),
     Mutation(
         "count told cut to the room", LISTS, "if (told) *told = all_pairs;", "if (told) *told = state.starts[tiles];"
-    ),
-    Mutation(
-        "pairs written beyond the room",
-        LISTS,
-        "    if (state.status[1]) return;\n    const Item x(problem);",
-        "    const Item x(problem);",
     ),
     Mutation("all receivers' pairs to the first", LISTS, "first_tile = x.receiver * per_receiver,", "first_tile = 0,"),
     Mutation(

@@ -212,14 +212,16 @@ def test_count_of_pairs_is_told(cuda, monkeypatch):
 
 
 def test_more_tiles_than_threads_that_scan(cuda):
-    inputs = [x.float() for x in scene(600, receivers=2, seed=37, scales=(0.01, 0.02), opacities=(0.005, 0.02))]
-    inputs[0][40:] = inputs[0][40] * (1 + 0.001 * torch.arange(560)[:, None])  # almost all in one tile
+    inputs = [x.float() for x in scene(600, receivers=2, seed=37, scales=(0.01, 0.02), opacities=(0.01, 0.02))]
+    inputs[5][0], inputs[6][0] = 0, torch.eye(3)
+    edge = torch.tensor([math.cos(math.pi / 6), math.sin(math.pi / 6), 0.1])  # of two tiles that one thread scans
+    inputs[0][40:] = edge * (1 + 0.001 * torch.arange(560)[:, None])
     inputs[3][:40] *= 40
     panorama = Panorama.sphere(96, 192)
     weights = weights_like(inputs, panorama)
     want, by_want = gradients(inputs, panorama, "cpu", *weights)
     image, _, _, found, status = cuda(inputs, panorama, *weights)
-    assert status[0] > 1200
+    assert status[0] > 560 * 3
     torch.testing.assert_close(image, want.image, rtol=1e-3, atol=1e-4)
     for a, b in zip(found, by_want, strict=True):
         assert (a - b).norm() <= 1e-3 * b.norm()
@@ -287,6 +289,19 @@ def test_no_gradient_by_the_transmittance_is_zero(cuda):
     *_, found, _ = cuda(inputs, SPHERE, by_image, None)
     for a, b in zip(found, want, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_what_is_not_drawn_has_no_radius_and_no_gradient(cuda):
+    inputs = scene(20, receivers=2, seed=33)
+    inputs[0][0] = inputs[5][1]
+    inputs[3][1] = 1 / 256
+    _, _, (radius, weight, peak), found, _ = cuda(inputs, SPHERE, *weights_like(inputs, SPHERE))
+    for value in (radius, weight, peak):
+        assert value[1, 0] == 0
+        assert (value[:, 1] == 0).all()
+    assert radius[0, 0] > 0
+    assert all(g.isfinite().all() for g in found)
+    assert all((g[1] == 0).all() for g in found[:5])
 
 
 def test_poses_without_gradient_are_zero_and_nothing_is_nothing(cuda):
