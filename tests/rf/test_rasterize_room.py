@@ -78,6 +78,17 @@ def test_slots_come_back(room):
     room.after(-1)
 
 
+def test_a_slot_is_pending_until_it_is_filled(room):
+    call(room, 100, 150)
+    _, slot = room.before(torch.empty(100, 3), 1, SMALL, None)  # finds the count, and takes the same slot
+    room.address(slot)
+    room.after(slot)
+    for _ in range(3):
+        call(room, 100, 150)
+    room.check()
+    assert list(room._pending) == [slot % room.SLOTS]
+
+
 def test_calls_without_a_slot(room, monkeypatch):
     call(room, 5000, 50_000)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
