@@ -182,9 +182,10 @@ def _say(text: str) -> None:
 
 
 def _digest(source: Path, *more: str) -> str:
-    """Hash of a source, of the headers beside it and of what else decides the result."""
+    """Hash of a source, of the headers beside it that it may include, and of what else decides the result."""
     digest = hashlib.sha256("\0".join(more).encode())
-    for path in [source, *sorted(KERNELS.glob("*.h")), *sorted(KERNELS.glob("*.cuh"))]:
+    headers = ["*.h", "*.cuh"] if source.suffix == ".cu" else ["*.h"]
+    for path in [source, *(path for pattern in headers for path in sorted(KERNELS.glob(pattern)))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

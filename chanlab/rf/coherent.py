@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from chanlab.errors import UsageError
 from chanlab.rf.coherent_gemm import coherent_sum_backward, coherent_sum_forward
 from chanlab.rf.coherent_reference import coherent_sum_reference
-from chanlab.rf.plain import plain
+from chanlab.rf.plain import plain, refuse_tangents
 
 Backend = Literal["reference", "gemm", "cuda"]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -34,7 +35,8 @@ def coherent_sum(
     is `chanlab.channels.cfr`. With absolute frequencies, carrier included, gains need no such phase: this is what
     primitives use, whose delays are learned through it. Array phases are those of plane waves at λ, as there.
 
-    Differentiable in everything but frequencies and wavelength; gradients of gradients exist in the reference alone.
+    Differentiable in everything but frequencies and wavelength; gradients of gradients and forward
+    mode (jvp) exist in the reference alone.
 
     Args:
         gain: g, amplitude [linear], complex `[..., path]`. Its precision is that of the products and the result.
@@ -74,6 +76,7 @@ def coherent_sum(
     elif backend is None or backend in get_args(Backend):
         if backend is None:
             backend = "cuda" if gain.is_cuda and gain.dtype == torch.complex64 else "gemm"
+        refuse_tangents("coherent_sum", inputs)
         call = _call if plain((*inputs, frequencies)) else torch.ops.chanlab.coherent_sum
         result = call(*inputs, frequencies, wavelength, backend)
     else:
@@ -127,7 +130,8 @@ def _compute(*arguments: Any) -> Tensor:
         from chanlab.rf.coherent_cuda import coherent_sum_forward as fused
 
         return fused(*inputs)
-    return coherent_sum_forward(*inputs)
+    with _no_autocast(inputs[0]):
+        return coherent_sum_forward(*inputs)
 
 
 def _compute_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -136,7 +140,14 @@ def _compute_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, 
         from chanlab.rf.coherent_cuda import coherent_sum_backward as fused
 
         return fused(*inputs)
-    return coherent_sum_backward(*inputs)
+    with _no_autocast(inputs[0]):
+        return coherent_sum_backward(*inputs)
+
+
+def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """In which the matrix products keep the precision of the gain."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 
 class _Sum(torch.autograd.Function):

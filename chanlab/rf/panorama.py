@@ -41,6 +41,9 @@ class Panorama:
                 f"A panorama's elevations go up from lowest to highest, in radians: got {self.lowest}, {self.highest}."
             )
 
+        if not abs(self.start) <= 2 * math.pi:
+            raise UsageError(f"A panorama starts within 2π of azimuth 0, got {self.start} rad; take whole turns off.")
+
     @classmethod
     def hemisphere(cls, height: int, width: int) -> Panorama:
         """Everything above the receiver's horizon."""

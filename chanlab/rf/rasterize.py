@@ -67,7 +67,8 @@ def rasterize_sphere(
     ray: first order in scale / r, without a seam, regular at the poles. α below 1/255 is nothing, and so is what lies
     within 0.1 rad of the antipode of the direction. Gaussians are sorted by distance, equal distances by their index,
     and composited front to back: weight α T, transmittance T the product of 1 - α before; a pixel ends before T falls
-    below 1e-4. All inputs have gradients; the cuts count as constant.
+    below 1e-4. All inputs have gradients; the cuts count as constant. Second derivatives and forward mode (jvp) are the
+    reference's alone; the other back ends refuse them.
 
     Args:
         means: Centres [m], world axes, `[N, 3]`.
@@ -93,7 +94,7 @@ def rasterize_sphere(
         Image, transmittance and visibility, in the inputs' dtype and on their device.
 
     Raises:
-        UsageError: For wrong shapes, dtypes, devices or an unknown back end.
+        UsageError: For wrong shapes, dtypes, devices or sizes, an unknown back end, or a derivative that it lacks.
         MissingDependencyError: If a back end must be compiled and there is no compiler.
 
     Source: Kerbl et al., 3D Gaussian Splatting, ACM TOG 42(4), 2023, for the compositing; the footprint is that of
@@ -113,6 +114,8 @@ def rasterize_sphere(
     if not nearest > 0 or (blur is not None and not blur > 0):
         raise UsageError(f"rasterize_sphere: nearest ({nearest}) and blur ({blur}) must be positive.")
     variance = 0.3 * panorama.row_step**2 if blur is None else blur**2
+    if capacity is not None and capacity < 1:
+        raise UsageError(f"rasterize_sphere: capacity ({capacity}) is a number of pairs, 1 or more; None is learnt.")
     if backend == "reference":
         dense = reference.rasterize(*inputs, panorama, nearest, variance)
         seen = Visibility(dense.radius, *((dense.weight, dense.peak) if statistics else (None, None)))

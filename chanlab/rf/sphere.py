@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ from torch import Tensor
 from chanlab.errors import ChanlabError, UsageError
 from chanlab.rf.build import library
 from chanlab.rf.panorama import Panorama
-from chanlab.rf.plain import plain
+from chanlab.rf.plain import plain, refuse_tangents
 
 TILE_WIDTH, TILE_HEIGHT = 16, 8
 """As in `kernels/sphere.h`."""
@@ -75,6 +77,7 @@ def rasterize(
     inputs: tuple[Tensor, ...], panorama: Panorama, nearest: float, blur: float, statistics: bool, capacity: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Image, transmittance, radius, weight and peak (the last two empty without `statistics`), by the kernels."""
+    refuse_tangents("rasterize_sphere", inputs)
     asked = (panorama.height, panorama.width, panorama.lowest, panorama.highest, panorama.start, nearest, blur)
     draw = _draw if plain(inputs) else torch.ops.chanlab.rasterize_sphere
     if inputs[0].device.type != "cuda":
@@ -89,9 +92,8 @@ def rasterize(
     room, slot = _ROOM.before(inputs[0], inputs[5].shape[0], panorama, capacity)
     try:
         out = draw(*inputs, *asked, statistics, room, slot)
-    except BaseException:
-        _ROOM.forget(slot)
-        raise
+    finally:
+        _ROOM.after(slot)
     return tuple(out[:5])
 
 
@@ -105,70 +107,89 @@ def check() -> None:
 
 
 class _Room:
-    """How many pairs of tile and Gaussian CUDA calls get room for: what the largest call before needed, and a quarter.
+    """How many pairs of tile and Gaussian CUDA calls get room for: a quarter more than earlier calls needed.
 
     A call's count comes back without waiting for it: the device writes it into a slot of pinned memory, which is looked
-    at when a later call is made.
+    at when a later call is made. What was learnt is kept per Gaussian, for scenes grow while they are trained; it
+    shrinks only after many calls that needed far less, for large and small scenes may take turns.
     """
 
     SLOTS = 64
     EMPTY = -1
+    PATIENCE = 100
+    """Calls in a row that must need less than a quarter of the room before it shrinks."""
 
     def __init__(self) -> None:
-        self._rooms: dict[tuple[Any, ...], int] = {}
-        self._pending: dict[int, tuple[tuple[Any, ...], int]] = {}
+        self._rates: dict[tuple[Any, ...], float] = {}
+        self._idle: dict[tuple[Any, ...], tuple[int, float]] = {}
+        self._given: dict[int, tuple[tuple[Any, ...], int, int]] = {}
+        self._pending: dict[int, tuple[tuple[Any, ...], int, int]] = {}
         self._free: list[int] = []
+        self._calls = 0
         self._slots: Any = None
         self._pinned: Tensor | None = None
+        self._lock = threading.Lock()
 
     def before(self, means: Tensor, receivers: int, panorama: Panorama, asked: int | None) -> tuple[int, int]:
-        """Room for a call, and the slot for its count; -1: none."""
-        most = max(1, means.shape[0] * receivers * _tiles(panorama.height, panorama.width))
-        guess = max(1 << 16, 24 * means.shape[0] * receivers)
+        """Room for a call, and the slot for its count, numbered anew for every call; -1: none. `after` must follow."""
+        items = means.shape[0] * receivers
+        most = max(1, items * _tiles(panorama.height, panorama.width))
+        guess = max(1 << 16, 24 * items)
         if torch.compiler.is_compiling():
             return min(most, asked or guess), -1
         capturing = torch.cuda.is_current_stream_capturing()
-        if not capturing:
-            self._collect()
         key = (means.device.index, receivers, panorama)
-        room = min(most, asked or self._rooms.get(key, guess))
-        if capturing or not means.shape[0]:
-            return room, -1
-        if self._pinned is None:
-            self._pinned = torch.full((self.SLOTS,), self.EMPTY, dtype=torch.int64).pin_memory()
-            self._slots = self._pinned.numpy()
-            self._free = list(range(self.SLOTS))
-        if not self._free:
-            return room, -1
-        slot = self._free.pop()
-        self._pending[slot] = (key, room)
-        return room, slot
-
-    def forget(self, slot: int) -> None:
-        """A call that failed before it was launched."""
-        if self._pending.pop(slot, None):
-            self._free.append(slot)
+        with self._lock:
+            if not capturing:
+                self._collect()
+            rate = self._rates.get(key)
+            learnt = guess if rate is None else max(1 << 12, math.ceil(rate * items))
+            room = min(most, asked or learnt)
+            if capturing or not items:
+                return room, -1
+            if self._pinned is None:
+                self._pinned = torch.full((self.SLOTS,), self.EMPTY, dtype=torch.int64).pin_memory()
+                self._slots = self._pinned.numpy()
+                self._free = list(range(self.SLOTS))
+            if not self._free:
+                return room, -1
+            self._calls += 1
+            slot = self._free.pop() + self.SLOTS * self._calls
+            self._given[slot] = (key, items, room)
+            return room, slot
 
     def address(self, slot: int) -> int | None:
-        """Of a slot."""
-        return None if slot < 0 or self._pinned is None else self._pinned.data_ptr() + 8 * slot
+        """Of a slot, which the device will fill from now on."""
+        if slot < 0 or self._pinned is None:
+            return None
+        with self._lock:
+            self._pending[slot % self.SLOTS] = self._given.pop(slot)
+        return self._pinned.data_ptr() + 8 * (slot % self.SLOTS)
+
+    def after(self, slot: int) -> None:
+        """Take the slot of a call back if nothing will fill it: it failed before, or was traced only."""
+        if slot >= 0:
+            with self._lock:
+                if self._given.pop(slot, None):
+                    self._free.append(slot % self.SLOTS)
 
     def check(self) -> None:
         """Look at all counts, waiting for them."""
-        for device in {key[0] for key, _ in self._pending.values()}:
+        with self._lock:
+            devices = {key[0] for key, *_ in self._pending.values()}
+        for device in devices:
             torch.cuda.synchronize(device)
-        self._collect()
+        with self._lock:
+            self._collect()
 
     def _collect(self) -> None:
         short = None
         for slot in [slot for slot in self._pending if self._slots[slot] != self.EMPTY]:
-            key, room = self._pending.pop(slot)
+            key, items, room = self._pending.pop(slot)
             need = int(self._slots[slot])
             self._slots[slot] = self.EMPTY
             self._free.append(slot)
-            wanted = max(1 << 12, need + need // 4)
-            if need > room or wanted > self._rooms.get(key, 0) or 4 * wanted < self._rooms[key]:
-                self._rooms[key] = wanted
+            self._learn(key, 1.25 * need / items)
             if need > room:
                 short = (need, room)
         if short:
@@ -176,6 +197,17 @@ class _Room:
                 f"rasterize_sphere: an earlier call needed room for {short[0]} pairs of tile and Gaussian and had "
                 f"{short[1]}; its image is NaN. Repeat it (room is larger now), or pass capacity={short[0]}."
             )
+
+    def _learn(self, key: tuple[Any, ...], wanted: float) -> None:
+        held = self._rates.get(key, 0.0)
+        if 4 * wanted >= held:
+            self._rates[key] = max(wanted, held)
+            self._idle.pop(key, None)
+            return
+        calls, largest = self._idle.get(key, (0, 0.0))
+        self._idle[key] = (calls + 1, max(largest, wanted))
+        if calls + 1 >= self.PATIENCE:
+            self._rates[key] = self._idle.pop(key)[1]
 
 
 _ROOM = _Room()
@@ -195,6 +227,26 @@ def _scratch_words(gaussians: int, receivers: int, height: int, width: int, capa
     tiles = _tiles(height, width)
     blocks = receivers * -(-gaussians // ITEM_THREADS) if tiles <= MOST_TILES else 0
     return 2 * capacity + 3 * gaussians * receivers + (2 * receivers + blocks) * tiles + 1
+
+
+def _check_sizes(asked: _Asked, items: int, receivers: int, capacity: int) -> None:
+    """Refuse what the CUDA kernels can't count: a range of tiles is four 16-bit numbers, all else 32-bit ones."""
+    across, up = -(-asked.width // TILE_WIDTH), -(-asked.height // TILE_HEIGHT)
+    if max(across, up) >= 1 << 16:
+        raise UsageError(
+            f"rasterize_sphere: the CUDA kernels draw up to {TILE_HEIGHT * 0xFFFF} rows and {TILE_WIDTH * 0xFFFF} "
+            f"columns, got {asked.height} x {asked.width}; render bands of the panorama."
+        )
+    if max(items, capacity, max(8 * receivers, 32) * across * up) >= 1 << 31:
+        raise UsageError(
+            f"rasterize_sphere: {items} Gaussians times receivers, room for {capacity} pairs and {receivers} images of "
+            f"{asked.height} x {asked.width} pixels are too much at once; render fewer receivers in a call."
+        )
+
+
+def _laid_out(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """As pointers show them: contiguous, and with their signs, which imaginary parts of conjugates keep apart."""
+    return [x.resolve_neg().contiguous() for x in tensors]
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> Any:
@@ -248,7 +300,7 @@ def _fake_backward(by_image: Tensor, by_transmittance: Tensor, *rest: Any) -> tu
 
 
 def _cpu(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs = [x.contiguous() for x in arguments[:7]]
+    inputs = _laid_out(arguments[:7])
     asked = _Asked(*arguments[7:14])
     statistics = arguments[14]
     outputs = _empty_outputs(inputs[0], inputs[4], inputs[5], asked.height, asked.width, statistics, 0)
@@ -261,7 +313,7 @@ def _cpu(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _cpu_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    by_image, by_transmittance, *inputs = (x.contiguous() for x in arguments[:9])
+    by_image, by_transmittance, *inputs = _laid_out(arguments[:9])
     transmittance, last = arguments[9:11]
     asked = _Asked(*arguments[12:19])
     outputs = tuple(torch.empty_like(x) for x in inputs)
@@ -274,21 +326,18 @@ def _cpu_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs = [x.contiguous() for x in arguments[:7]]
+    inputs = _laid_out(arguments[:7])
     asked = _Asked(*arguments[7:14])
     statistics, capacity, slot = arguments[14:]
     means, receivers = inputs[0], inputs[5]
     items = means.shape[0] * receivers.shape[0]
+    _check_sizes(asked, items, receivers.shape[0], capacity)
     words = _state_words(means.shape[0], receivers.shape[0], asked.height, asked.width, capacity)
     outputs = _empty_outputs(means, inputs[4], receivers, asked.height, asked.width, statistics, words)
     if not items:
         for output, value in zip(outputs, (0, 1, 0, 0, 0, 0, 0), strict=True):
             output.fill_(value)
         return outputs
-    if max(items, capacity) >= 1 << 31:
-        raise UsageError(
-            f"rasterize_sphere: {items} Gaussians times receivers are too many; render fewer receivers at once."
-        )
     kernels, problem = _cuda_library(), asked.problem(inputs[4], receivers)
     size = _scratch_words(means.shape[0], receivers.shape[0], asked.height, asked.width, capacity)
     scratch = means.new_empty(size, dtype=torch.int32)
@@ -301,8 +350,8 @@ def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    by_image, *inputs = (x.contiguous() for x in (arguments[0], *arguments[2:9]))
-    by_transmittance = None if arguments[1] is None else arguments[1].contiguous()
+    by_image, *inputs = _laid_out((arguments[0], *arguments[2:9]))
+    by_transmittance = None if arguments[1] is None else _laid_out(arguments[1:2])[0]
     transmittance, last, state = arguments[9:12]
     asked = _Asked(*arguments[12:19])
     capacity, poses = arguments[19:21]
@@ -371,6 +420,10 @@ def _pull(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None, ba
     return (*wanted, *(None,) * 10)
 
 
+def _no_second_derivative(*_: Any) -> None:
+    raise UsageError('rasterize_sphere: the kernels have no second derivatives; use backend="reference" for them.')
+
+
 def _backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None, *_: Any) -> tuple[Any, ...]:
     return _pull(ctx, by_image, by_transmittance, torch.ops.chanlab.rasterize_sphere_backward)
 
@@ -403,3 +456,4 @@ torch.library.impl("chanlab::rasterize_sphere_backward", "CPU", _cpu_backward)
 torch.library.impl("chanlab::rasterize_sphere", "CUDA", _cuda)
 torch.library.impl("chanlab::rasterize_sphere_backward", "CUDA", _cuda_backward)
 torch.library.register_autograd("chanlab::rasterize_sphere", _backward, setup_context=_keep)
+torch.library.register_autograd("chanlab::rasterize_sphere_backward", _no_second_derivative)

@@ -1,7 +1,10 @@
 // Enough of CUDA to run kernels on a CPU, one block after another: a thread is a fiber, a warp operation a barrier at
-// which 32 of them meet. For tests alone; slow, and blind to what only hardware shows.
+// which 32 of them meet. A warp runs until all its lanes wait for other warps, and every other block runs backwards, its
+// last lane first: a missing barrier shows as a difference. For tests alone; slow, and blind to what only hardware shows
+// (atomics that are none, too little of a resource, a missing barrier between two kernels' streams).
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -51,20 +54,31 @@ struct Warp {
 };
 
 struct Fiber {
-    ucontext_t context;
+    ucontext_t context;  // where it starts
+    jmp_buf place;       // and goes on
     std::vector<char> stack;
     Index thread;
-    bool done;
+    bool started, done;
 };
 
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline Fiber* current;
 inline Index block, block_size;
 inline std::function<void()> kernel;
 
-inline void pass_on() { swapcontext(&current->context, &scheduler); }
+// Jumps, for switching contexts asks the kernel for its signals.
+__attribute__((noinline)) inline void pass_on() {
+    if (!_setjmp(current->place)) _longjmp(scheduler, 1);
+}
+
+__attribute__((noinline)) inline void resume() {
+    if (_setjmp(scheduler)) return;
+    if (current->started) _longjmp(current->place, 1);
+    current->started = true;
+    setcontext(&current->context);
+}
 
 inline void meet() {
     Warp& warp = warps[current->thread.x / 32];
@@ -104,6 +118,26 @@ inline void enter() {
     pass_on();
 }
 
+// Runs a warp as far as it gets; how many of its threads ended.
+inline int run(int w, int threads, bool backwards) {
+    const int first = 32 * w, lanes = std::min(32, threads - first);
+    int ended = 0;
+    for (bool going = true; going;) {
+        const int turn = warps[w].turn, together = block_turn;
+        going = false;
+        for (int i = 0; i < lanes; ++i) {
+            Fiber& fiber = fibers[first + (backwards ? lanes - 1 - i : i)];
+            if (fiber.done) continue;
+            current = &fiber;
+            resume();
+            ended += fiber.done;
+            going = going || fiber.done;
+        }
+        going = going || warps[w].turn != turn || block_turn != together;
+    }
+    return ended;
+}
+
 template <class F, class... Arguments>
 void launch(unsigned blocks, int threads, F call, Arguments... arguments) {
     kernel = [=] { call(arguments...); };
@@ -116,30 +150,21 @@ void launch(unsigned blocks, int threads, F call, Arguments... arguments) {
             Fiber& fiber = fibers[t];
             fiber.stack.resize(1 << 16);
             fiber.thread = {unsigned(t)};
-            fiber.done = false;
+            fiber.started = fiber.done = false;
             getcontext(&fiber.context);
             fiber.context.uc_stack.ss_sp = fiber.stack.data();
             fiber.context.uc_stack.ss_size = fiber.stack.size();
             fiber.context.uc_link = nullptr;
             makecontext(&fiber.context, enter, 0);
         }
-        for (int idle = 0, left = threads; left;) {
-            const int before = left;
-            const auto turns = [] {
-                int sum = block_turn;
-                for (const Warp& warp : warps) sum += warp.turn;
-                return sum;
-            };
-            const int turned = turns();
-            for (Fiber& fiber : fibers) {
-                if (fiber.done) continue;
-                current = &fiber;
-                swapcontext(&scheduler, &fiber.context);
-                left -= fiber.done;
-            }
-            idle = left == before && turns() == turned ? idle + 1 : 0;
-            if (idle > 1) {
-                std::fprintf(stderr, "emulation: a warp waits for lanes that never come\n");
+        static bool backwards = false;
+        backwards = !backwards;
+        const int count = (threads + 31) / 32;
+        for (int left = threads; left;) {
+            const int before = left, turn = block_turn;
+            for (int i = 0; i < count; ++i) left -= run(backwards ? count - 1 - i : i, threads, backwards);
+            if (left == before && block_turn == turn) {
+                std::fprintf(stderr, "emulation: a thread waits for others that never come\n");
                 std::abort();
             }
         }
@@ -163,11 +188,18 @@ To bits(From from) {
 using std::max;
 using std::min;
 
+inline void all_of(unsigned mask) {
+    if (mask == 0xffffffffu) return;
+    std::fprintf(stderr, "emulation: a warp operation of some lanes\n");
+    std::abort();
+}
+
 template <class T>
-T __shfl_sync(unsigned, T x, int from) {
+T __shfl_sync(unsigned mask, T x, int from) {
+    all_of(mask);
     if constexpr (sizeof(T) == 8) {
         const uint64_t word = emulation::bits<uint64_t>(x);
-        const uint64_t low = __shfl_sync(0u, uint32_t(word), from), high = __shfl_sync(0u, uint32_t(word >> 32), from);
+        const uint64_t low = __shfl_sync(mask, uint32_t(word), from), high = __shfl_sync(mask, uint32_t(word >> 32), from);
         return emulation::bits<T>(high << 32 | low);
     } else {
         return emulation::together(emulation::bits<uint32_t>(x), [=](const uint32_t* s) { return emulation::bits<T>(s[from]); });
@@ -177,7 +209,8 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T x, int m) {
     return __shfl_sync(mask, x, int(threadIdx.x % 32) ^ m);
 }
-inline unsigned __ballot_sync(unsigned, bool p) {
+inline unsigned __ballot_sync(unsigned mask, bool p) {
+    all_of(mask);
     return emulation::together(p, [](const uint32_t* s) {
         unsigned all = 0;
         for (int i = 0; i < 32; ++i) all |= s[i] << i;

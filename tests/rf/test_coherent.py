@@ -1,3 +1,4 @@
+import contextlib
 import math
 
 import pytest
@@ -270,6 +271,33 @@ def test_errors_name_what_is_wrong(change, message):
     inputs = [change.get(i, lambda x: x)(x) for i, x in enumerate(draw())]
     with pytest.raises(UsageError, match=message):
         coherent_sum(*inputs, WAVELENGTH)
+
+
+def test_autocast_keeps_the_precision_of_the_gain():
+    inputs = draw(paths=300, dtype=torch.complex64)
+    leaf = inputs[0].clone().requires_grad_()
+    want = coherent_sum(leaf, *inputs[1:], WAVELENGTH, backend="gemm")
+    (by_want,) = torch.autograd.grad(want.abs().square().sum(), leaf)
+    with torch.autocast("cpu"):
+        found = coherent_sum(leaf, *inputs[1:], WAVELENGTH, backend="gemm")
+        (by_found,) = torch.autograd.grad(found.abs().square().sum(), leaf)
+    assert torch.equal(found, want)
+    assert torch.equal(by_found, by_want)
+
+
+def test_forward_mode_is_refused():
+    inputs = draw()
+    tangent = torch.ones_like(inputs[0])
+    for backend in ("reference", "gemm"):
+        with contextlib.ExitStack() as stack:
+            if backend == "gemm":
+                stack.enter_context(pytest.raises(UsageError, match="forward-mode"))
+            _, moved = torch.func.jvp(
+                lambda g, backend=backend: coherent_sum(g, *inputs[1:], WAVELENGTH, backend=backend),
+                (inputs[0],),
+                (tangent,),
+            )
+            torch.testing.assert_close(moved, coherent_sum(tangent, *inputs[1:], WAVELENGTH, backend="reference"))
 
 
 def test_unknown_back_end_is_an_error():

@@ -1,10 +1,17 @@
 """`rasterize_sphere`: what is true of the image, and of all back ends on the CPU."""
 
 import math
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from spheres import HEMISPHERE, NAMES, SPHERE, away_from_cuts, gradients, one, scene, turn, weights_like
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from chanlab.errors import UsageError
 from chanlab.rf import Panorama, rasterize_sphere
@@ -291,6 +298,87 @@ def test_compiled_code_draws_the_same():
         torch.testing.assert_close(a.grad, b.grad)
 
 
+def test_forward_mode_is_refused():
+    inputs = scene(12, seed=22)
+    along = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def total(means, backend):
+        return draw((means, *inputs[1:]), SPHERE, backend).image.square().sum()
+
+    mean = inputs[0].clone().requires_grad_()
+    total(mean, "cpu").backward()
+    _, moved = torch.func.jvp(lambda x: total(x, "reference"), (inputs[0],), (along,))
+    torch.testing.assert_close(moved, (mean.grad * along).sum(), rtol=1e-6, atol=1e-9)
+    with pytest.raises(UsageError, match="forward-mode"):
+        torch.func.jvp(lambda x: total(x, "cpu"), (inputs[0],), (along,))
+    with forward_ad.dual_level(), pytest.raises(UsageError, match="forward-mode"):
+        total(forward_ad.make_dual(inputs[0], along), "cpu")
+
+
+def test_second_derivatives_are_refused():
+    inputs = scene(12, seed=22)
+    asked = (SPHERE.height, SPHERE.width, SPHERE.lowest, SPHERE.highest, SPHERE.start, 0.01, 0.003)
+
+    def plainly(*given):
+        return draw(given, SPHERE, "cpu").image
+
+    def dispatched(*given):
+        return torch.ops.chanlab.rasterize_sphere(*given, *asked, False, 0, -1)[0]
+
+    for image in (plainly, dispatched):
+        leaf = inputs[0].clone().requires_grad_()
+        (first,) = torch.autograd.grad(image(leaf, *inputs[1:]).square().sum(), leaf, create_graph=True)
+        with pytest.raises((UsageError, RuntimeError), match=r"twice|second derivatives"):
+            first.sum().backward()
+
+
+def test_tracing_sees_the_operator():
+    inputs = scene(12, seed=22)
+    graph = make_fx(lambda means: draw((means, *inputs[1:]), SPHERE, "cpu").image)(inputs[0])
+    assert torch.ops.chanlab.rasterize_sphere.default in {node.target for node in graph.graph.nodes}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(lambda means: draw((means, *inputs[1:]), SPHERE, "cpu").image, (inputs[0],))
+    moved = inputs[0] * 1.3
+    for made in (graph(moved), traced(moved)):
+        assert torch.equal(made, draw((moved, *inputs[1:]), SPHERE, "cpu").image)
+
+
+def test_strides_signs_and_gradients_switched_off_make_no_difference():
+    inputs = scene(1, seed=2)
+    want = draw(inputs, SPHERE, "cpu")
+    turned = list(inputs)
+    turned[0] = inputs[0].mT.contiguous().mT
+    turned[6] = inputs[6].mT.contiguous().mT
+    turned[4] = torch.complex(torch.zeros_like(inputs[4]), -inputs[4]).conj().imag
+    assert turned[4].is_neg()
+    for given in (turned, [x.clone().requires_grad_() for x in inputs]):
+        with torch.no_grad():
+            made = draw(given, SPHERE, "cpu")
+        assert not made.image.requires_grad
+        assert torch.equal(made.image, want.image)
+    single = [x[:, :1] if x.ndim == 2 and i == 4 else x for i, x in enumerate(turned)]
+    assert single[4].is_contiguous()
+    assert torch.equal(draw(single, SPHERE, "cpu").image, want.image[:, :1])
+
+
+def test_forked_processes_draw():
+    code = """
+import os, signal, sys
+from spheres import SPHERE, scene
+from chanlab.rf import rasterize_sphere
+want = rasterize_sphere(*scene(12), panorama=SPHERE).image
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm(20)
+os._exit(not rasterize_sphere(*scene(12), panorama=SPHERE).image.equal(want))
+"""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_back_end_follows_the_device_and_never_gives_way():
     inputs = scene(5, seed=23)
     torch.testing.assert_close(
@@ -319,6 +407,10 @@ def test_wrong_inputs_are_named():
         draw([x[:0] if i > 4 else x for i, x in enumerate(inputs)], SPHERE, "cpu")
     with pytest.raises(UsageError, match="blur"):
         draw(inputs, SPHERE, "cpu", blur=0.0)
+    with pytest.raises(UsageError, match="capacity"):
+        draw(inputs, SPHERE, "cpu", capacity=-1)
+    with pytest.raises(UsageError, match="whole turns"):
+        Panorama(4, 4, start=1e9)
     with pytest.raises(UsageError, match="panorama"):
         Panorama(0, 4)
     with pytest.raises(UsageError, match="elevations"):

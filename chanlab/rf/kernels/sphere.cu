@@ -11,7 +11,7 @@ using namespace sphere;
 unsigned blocks(int64_t threads, int size) { return unsigned((threads + size - 1) / size); }
 
 // Threads that sort a chunk: all there may be for few tiles, fewer where blocks fill the device.
-int sort_threads(int64_t tiles) { return tiles < 2048 ? SORT_THREADS : SORT_THREADS / 4; }
+int sort_threads(int64_t tiles) { return tiles < MANY_TILES ? SORT_THREADS : SORT_THREADS / 4; }
 
 // Makes the tensors' device the current one while a launcher runs.
 struct OnDevice {

@@ -7,7 +7,13 @@
 #include <numeric>
 #include <vector>
 
+#include <omp.h>
+#include <pthread.h>
+
 namespace {
+
+// A forked child has none of its parent's threads, and libgomp would wait for them: it computes with one.
+const int forks = pthread_atfork(nullptr, nullptr, [] { omp_set_num_threads(1); });
 
 using namespace sphere;
 

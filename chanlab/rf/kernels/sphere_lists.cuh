@@ -14,6 +14,7 @@ namespace sphere {
 #define SPHERE_CHUNK 4096
 #define SPHERE_BLOCK 256
 #define SPHERE_MOST_TILES 4096
+#define SPHERE_MANY_TILES 2048
 #endif
 
 constexpr unsigned ALL = 0xffffffffu;
@@ -21,6 +22,7 @@ constexpr int CHUNK = SPHERE_CHUNK;         // pairs that a block sorts at once
 constexpr int ITEM_THREADS = SPHERE_BLOCK;  // items of a block
 constexpr int SORT_THREADS = 4 * SPHERE_BLOCK, SCAN_THREADS = 4 * SPHERE_BLOCK, MERGE_THREADS = 4 * SPHERE_BLOCK;
 constexpr int MOST_TILES = SPHERE_MOST_TILES;  // of a receiver that a block counts in shared memory; beyond, it doesn't
+constexpr int MANY_TILES = SPHERE_MANY_TILES;  // so many, and small blocks that sort fill the device
 
 // What a backward pass needs of its forward pass; `_state_words` in sphere.py counts it.
 struct State {
