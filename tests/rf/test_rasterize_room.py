@@ -124,3 +124,6 @@ def test_sizes_beyond_the_counters_are_refused():
     for items, receivers, capacity in ((1 << 31, 1, 1), (1, 1, 1 << 31), (1, 1 << 20, 1)):
         with pytest.raises(UsageError, match="fewer receivers"):
             sphere._check_sizes(asked, items, receivers, capacity)
+    for size in ((8 * 65535 + 1, 1), (1, 16 * 65535 + 1)):
+        with pytest.raises(UsageError, match="render bands"):
+            sphere._check_sizes(sphere._Asked(*size, *asked[2:]), 1, 1, 1)
