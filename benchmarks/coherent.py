@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import cuda_clock
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -143,8 +144,8 @@ def measure(
         ]
         calls[backend, False] = passes
         if cuda and backend != "reference":
-            calls[backend, True] = [captured(call) for call in passes]
-    clock = cuda_milliseconds if cuda else milliseconds
+            calls[backend, True] = [cuda_clock.captured(call) for call in passes]
+    clock = cuda_clock.milliseconds if cuda else milliseconds
     times: dict[tuple[str, bool], tuple[list[float], list[float]]] = {key: ([], []) for key in calls}
     for round_ in tqdm(range(rounds + 1), desc="rounds", unit="round"):
         for key, passes in calls.items():
@@ -162,31 +163,6 @@ def milliseconds(call: Callable[[], None]) -> float:
     start = time.perf_counter()
     call()
     return 1e3 * (time.perf_counter() - start)
-
-
-def cuda_milliseconds(call: Callable[[], None]) -> float:
-    """Time between two events around a call, the device idle before."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end))
-
-
-def captured(call: Callable[[], None]) -> Callable[[], None]:
-    """A CUDA graph of the call."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 def extra_memory(backend: str, sizes: tuple[int, ...], device: str) -> int:

@@ -44,13 +44,13 @@ from chanlab.csi import (
     save_weights,
 )
 from chanlab.csi.localised_taps import localised_taps
-from chanlab.csi.module import warmup_cosine
 from chanlab.csi.ray_pursuit import RayPursuit
 from chanlab.data import CSIBatch, CSIDataModule, CSIWindows
 from chanlab.data.views import CSIView, PathWindows
 from chanlab.errors import UsageError
 from chanlab.metrics import Interval, bootstrap_interval, nmse_terms, to_db
 from chanlab.records import Record, record, save_records
+from chanlab.schedule import warmup_cosine
 
 MODELS = Path(__file__).resolve().parents[1] / "models" / "csi"
 EXAMPLES = """examples:

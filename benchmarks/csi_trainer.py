@@ -25,12 +25,12 @@ from chanlab.csi import (
     few_cells,
     protocol_records,
 )
-from chanlab.csi.module import warmup_cosine
 from chanlab.data import CSIBatch, SampleRequest, StreamedCSI
 from chanlab.data.streamed_datamodule import TrainingOrder
 from chanlab.errors import UsageError
 from chanlab.metrics import nmse, nmse_terms
 from chanlab.records import Record
+from chanlab.schedule import warmup_cosine
 
 PER_ANTENNA = (LLM4CP, RNN, GRU, CNN, Transformer)
 """Predictors to which each antenna is a series of its own."""

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from cuda_clock import captured
 from jscc_arms import WIDE_KERNELS, matching_filters, parameters
 from torch import Tensor, nn
 
@@ -206,16 +207,7 @@ def fast(codec: Codec, images: Tensor, args: argparse.Namespace) -> Callable[[],
 
     if images.device.type != "cuda" or not args.graph:
         return run
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+    return captured(run)
 
 
 def clock(run: Callable[[], Any], repeats: int, device: torch.device) -> float:

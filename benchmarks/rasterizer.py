@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cuda_clock
 import torch
 from torch import Tensor
 
@@ -193,27 +194,10 @@ def on_cuda(count: int, batch: int, args: argparse.Namespace) -> list[Record]:
 
 def cuda_milliseconds(call: Callable[[], Any], repeats: int, graph: bool = False) -> float:
     """Median time by CUDA events after a warm-up; with `graph` that of a replay."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(20):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
+    cuda_clock.warm_up(call, 20)
     if graph:
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            call()
-        call = captured.replay
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
+        call = cuda_clock.captured(call)
+    return statistics.median(cuda_clock.milliseconds(call) for _ in range(repeats))
 
 
 def gsplat_times(scene: dict[str, Tensor], batch: int, repeats: int) -> dict[str, float]:

@@ -31,6 +31,9 @@ STYLES = {
     "llm4cp": ("LLM4CP", "#00796B", "-", "*"),
     "llm4cp_random": ("LLM4CP, random weights", "#26A69A", "--", "*"),
     "llm4cp_nollm": ("LLM4CP, no LLM", "#80CBC4", ":", "*"),
+    "learned_wiener_llm": ("ours, trained briefly, LLM", "#FB8072", "-", "*"),
+    "learned_wiener_llm_random": ("ours, trained briefly, random LLM", "#FB8072", "--", "*"),
+    "learned_wiener_llm_nollm": ("ours, trained briefly, no LLM", "#FB8072", ":", "*"),
 }
 """Label, colour, line and marker of each system."""
 
