@@ -16,16 +16,16 @@ from torch import Tensor
 from chanlab.errors import UsageError
 from chanlab.rf import Panorama, build, sphere
 
-LAUNCH = re.compile(r"(\w+(?:<decltype\(bound\)::value>)?)<<<(.*?), (\w+), 0, stream>>>\(", re.DOTALL)
+LAUNCH = re.compile(r"(\w+(?:<CHANNELS, HALVES>)?)<<<(.*?), (\w+), 0, stream>>>\(", re.DOTALL)
 
 
-BLOCK, CHUNK = 64, 256
+BLOCK, CHUNK, FAN = 64, 256, 8
 STALE = 0x7F7F7F7F
 GUARD = 4096
 """Words beyond the end of what a forward pass allocates, which it must leave alone."""
 
 
-def emulation(folder, most_tiles, many_tiles=2048):
+def emulation(folder, many_tiles, band):
     """The library of `sphere.cu`, launches emulated; small scenes have several chunks and many blocks."""
     text = (build.KERNELS / "sphere.cu").read_text(encoding="utf-8")
     text, count = LAUNCH.subn(r"emulation::launch(\2, \3, [](auto... a) { \1(a...); }, ", text)
@@ -42,16 +42,18 @@ def emulation(folder, most_tiles, many_tiles=2048):
         "-shared",
         f"-I{build.KERNELS}",
     ]
-    sizes = {"BLOCK": BLOCK, "CHUNK": CHUNK, "MOST_TILES": most_tiles, "MANY_TILES": many_tiles}
+    sizes = {"BLOCK": BLOCK, "CHUNK": CHUNK, "FAN": FAN, "BAND": band, "MANY_TILES": many_tiles}
     command += [*(f"-DSPHERE_{name}={size}" for name, size in sizes.items()), source, "-o"]
     done = subprocess.run([*map(str, command), str(library)], capture_output=True, text=True)
     assert done.returncode == 0, f"Compiling sphere.cu for the emulation failed.\n{done.stderr}"
     return ctypes.CDLL(str(library))
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
-    return emulation(tmp_path_factory.mktemp("emulation"), 4096)
+@pytest.fixture(scope="module", params=["halves", "whole"])
+def emulated(request, tmp_path_factory):
+    """Warps that hold 4 x 4 pixels twice, or 8 x 4 pixels and few tiles in shared memory."""
+    sizes = {"halves": (1 << 20, 1024), "whole": (1, 5)}[request.param]
+    return emulation(tmp_path_factory.mktemp("emulation"), *sizes)
 
 
 @pytest.fixture(autouse=True)
@@ -154,21 +156,6 @@ def test_lists_of_many_chunks_are_merged_by_distance(cuda):
         assert (a - b).norm() <= 1e-3 * b.norm()
 
 
-def test_more_tiles_than_a_block_counts(cuda, monkeypatch, tmp_path):
-    inputs = [x.float() for x in scene(40, receivers=2, seed=34)]
-    panorama = Panorama.sphere(20, 40)
-    weights = weights_like(inputs, panorama)
-    want, left, seen, by_want, status = cuda(inputs, panorama, *weights)
-    monkeypatch.setattr(sphere, "MOST_TILES", 8)  # of nine
-    other = through(emulation(tmp_path, 8, many_tiles=9), monkeypatch)  # fewer threads sort, too
-    image, through_all, shown, found, again = other(inputs, panorama, *weights)
-    assert torch.equal(image, want)
-    assert torch.equal(through_all, left)
-    assert torch.equal(again, status)
-    for a, b in zip((*shown, *found), (*seen, *by_want), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_equal_distances_keep_the_order_of_the_inputs(cuda):
     inputs = [x.float() for x in scene(60, receivers=2, seed=35, scales=(0.3, 1.5), opacities=(0.5, 0.9))]
     inputs[:5] = [x[torch.arange(300) % 60] for x in inputs[:5]]  # five at each place
@@ -260,7 +247,6 @@ def test_constants_stand_in_the_sources_too():
     text = "".join((build.KERNELS / name).read_text() for name in ("sphere.h", "sphere_lists.cuh", "sphere.cu"))
     assert f"TILE_WIDTH = {sphere.TILE_WIDTH}, TILE_HEIGHT = {sphere.TILE_HEIGHT}," in text
     assert f"#define SPHERE_BLOCK {sphere.ITEM_THREADS}\n" in text
-    assert f"#define SPHERE_MOST_TILES {sphere.MOST_TILES}\n" in text
     assert f"integral_constant<int, {sphere.MAX_CHANNELS}>());\n}}" in text
 
 
