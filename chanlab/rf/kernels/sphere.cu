@@ -67,7 +67,8 @@ extern "C" int sphere_cuda_forward(const sphere::Problem* problem, int64_t capac
     const Scratch scratch(memory, items);
     const Scene scene = scene_of(in);
     const auto to = [out](int k) { return static_cast<float*>(out[k]); };
-    const int64_t gaussians = problem->gaussians, receivers = problem->receivers;
+    const int64_t receivers = problem->receivers;
+    const int32_t gaussians = int32_t(problem->gaussians);
     const unsigned item_blocks = unsigned(receivers) * blocks(gaussians, ITEM_THREADS);
     const unsigned chunks = unsigned(receivers) * blocks(gaussians, CHUNK);
     const unsigned merge_blocks = unsigned(receivers) * blocks(gaussians, MERGE_THREADS);
@@ -77,7 +78,7 @@ extern "C" int sphere_cuda_forward(const sphere::Problem* problem, int64_t capac
     sort_chunks<<<chunks, SORT_THREADS, 0, stream>>>(gaussians, scratch.keys);
     uint64_t *order = scratch.keys, *other = scratch.merged;
     for (int64_t run = CHUNK; run < gaussians; run *= FAN) {
-        merge_runs<<<merge_blocks, MERGE_THREADS, 0, stream>>>(gaussians, run, order, other);
+        merge_runs<<<merge_blocks, MERGE_THREADS, 0, stream>>>(gaussians, int32_t(run), order, other);
         std::swap(order, other);
     }
     count_pairs<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, scratch, order);

@@ -127,7 +127,9 @@ SPHERE_FN void arc(T c, T& g, T& slope) {
 SPHERE_FN double exponential(double x) { return std::exp(x); }
 SPHERE_FN float exponential(float x) {
 #ifdef __CUDA_ARCH__
-    return __expf(x);
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
 #else
     x = x < -50.0f ? -50.0f : x;
     const float n = std::floor(x * 1.44269504f + 0.5f);

@@ -8,15 +8,27 @@ namespace sphere {
 
 constexpr double MARGIN = 1e-4;  // [rad] against rounding in single precision
 
+SPHERE_FN void sine_and_cosine(double x, double& sine, double& cosine) {
+    sine = std::sin(x);
+    cosine = std::cos(x);
+}
+SPHERE_FN void sine_and_cosine(float x, float& sine, float& cosine) {
+#ifdef __CUDA_ARCH__
+    sincosf(x, &sine, &cosine);
+#else
+    sine = std::sin(x);
+    cosine = std::cos(x);
+#endif
+}
+
 // Ray of a pixel, or of a place between pixels, in the receiver's axes.
 template <class T>
 SPHERE_FN void ray(const Problem& problem, double row, double column, T* w) {
-    const T elevation = T(problem.lowest + (row + 0.5) * problem.row_step);
-    const T azimuth = T(problem.start + (column + 0.5) * problem.column_step);
-    const T ce = std::cos(elevation);
-    w[0] = ce * std::cos(azimuth);
-    w[1] = ce * std::sin(azimuth);
-    w[2] = std::sin(elevation);
+    T level, sine, cosine;
+    sine_and_cosine(T(problem.lowest + (row + 0.5) * problem.row_step), w[2], level);
+    sine_and_cosine(T(problem.start + (column + 0.5) * problem.column_step), sine, cosine);
+    w[0] = level * cosine;
+    w[1] = level * sine;
 }
 
 // Pixels that a footprint may touch; `column` may be any of the width, and the range wraps around it.
@@ -39,7 +51,8 @@ struct Extent {
 template <class T>
 SPHERE_FN Extent<T> extent(const Problem& problem, const Projection<T>& p, T elevation, T level) {
     const T radius = p.radius, all = T(2 * PI);
-    const T sine = std::sin(radius), cosine = std::cos(radius);
+    T sine, cosine;
+    sine_and_cosine(radius, sine, cosine);
     const T ratio = radius < T(PI / 2) ? sine / (level > T(1e-30) ? level : T(1e-30)) : T(2);
     if (!(ratio < T(0.999))) return {radius, radius, all, all};  // the cap holds a pole, or nearly
     const T side = std::asin(ratio) + T(MARGIN);

@@ -71,9 +71,9 @@ struct Item {
     bool inside;
 
     __device__ explicit Item(const Problem& problem) {
-        const int64_t blocks = parts(problem.gaussians, ITEM_THREADS);
-        receiver = blockIdx.x / blocks;
-        gaussian = (blockIdx.x - receiver * blocks) * ITEM_THREADS + threadIdx.x;
+        const uint32_t blocks = uint32_t(parts(problem.gaussians, ITEM_THREADS)), of = blockIdx.x / blocks;
+        receiver = of;
+        gaussian = int64_t(blockIdx.x - of * blocks) * ITEM_THREADS + threadIdx.x;
         inside = gaussian < problem.gaussians;
         item = receiver * problem.gaussians + gaussian;
     }
@@ -99,12 +99,12 @@ __global__ void __launch_bounds__(ITEM_THREADS)
 
 // A block sorts CHUNK keys of a receiver, or those that are left. Every step compares upwards, so that what would lie beyond
 // `count` needs not exist. Threads of a warp stay within 64 keys while the stride is 32 or less.
-__global__ void __launch_bounds__(SORT_THREADS) sort_chunks(int64_t gaussians, uint64_t* all) {
+__global__ void __launch_bounds__(SORT_THREADS) sort_chunks(int32_t gaussians, uint64_t* all) {
     __shared__ uint64_t keys[CHUNK];
-    const int64_t chunks = parts(gaussians, CHUNK), receiver = blockIdx.x / chunks;
-    const int64_t from = (blockIdx.x - receiver * chunks) * CHUNK;
-    const int count = int(gaussians - from < CHUNK ? gaussians - from : CHUNK), t = int(threadIdx.x);
-    uint64_t* const given = all + receiver * gaussians + from;
+    const int32_t chunks = int32_t(parts(gaussians, CHUNK)), receiver = int32_t(blockIdx.x) / chunks;
+    const int32_t from = (int32_t(blockIdx.x) - receiver * chunks) * CHUNK, count = min(gaussians - from, CHUNK);
+    const int t = int(threadIdx.x);
+    uint64_t* const given = all + int64_t(receiver) * gaussians + from;
     for (int k = t; k < count; k += SORT_THREADS) keys[k] = given[k];
     __syncthreads();
     int size = 1;
@@ -130,25 +130,32 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_chunks(int64_t gaussians, u
 }
 
 // Merges FAN sorted runs of a receiver's keys: a key's place is how many of each run come before it (no two keys are equal).
-// `run` is a power of two; searches wait for memory, so four go on at once.
+// `run` and FAN are powers of two. A search is a chain of waits for memory, so four go on at once.
 __global__ void __launch_bounds__(MERGE_THREADS)
-    merge_runs(int64_t gaussians, int64_t run, const uint64_t* __restrict__ keys, uint64_t* __restrict__ merged) {
-    const int64_t blocks = parts(gaussians, MERGE_THREADS), receiver = blockIdx.x / blocks, all = receiver * gaussians;
-    const int64_t k = (blockIdx.x - receiver * blocks) * MERGE_THREADS + threadIdx.x;
+    merge_runs(int32_t gaussians, int32_t run, const uint64_t* __restrict__ keys, uint64_t* __restrict__ merged) {
+    const int32_t blocks = int32_t(parts(gaussians, MERGE_THREADS)), receiver = int32_t(blockIdx.x) / blocks;
+    const int32_t k = (int32_t(blockIdx.x) - receiver * blocks) * MERGE_THREADS + int32_t(threadIdx.x);
     if (k >= gaussians) return;
-    const int64_t first = k / (FAN * run) * (FAN * run), end = min(first + FAN * run, gaussians);
-    const uint64_t key = keys[all + k];
-    int64_t place = all + first;
-    for (int64_t some = first; some < end; some += 4 * run) {
-        int64_t before[4] = {0, 0, 0, 0};
-        for (int64_t step = run; step; step /= 2) {
+    keys += int64_t(receiver) * gaussians;
+    merged += int64_t(receiver) * gaussians;
+    const uint64_t key = keys[k];
+    const int64_t first = k & -(int64_t(FAN) * run), end = min(first + int64_t(FAN) * run, int64_t(gaussians));
+    int64_t place = first;
+    for (int64_t some = first; some < end; some += 4 * int64_t(run)) {
+        int32_t size[4], before[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            size[i] = int32_t(min(int64_t(run), end - some - i * int64_t(run)));
+            before[i] = 0;
+        }
+        for (int32_t step = run; step; step /= 2) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int64_t next = some + i * run + before[i] + step;
-                if (before[i] + step <= run && next <= end && keys[all + next - 1] < key) before[i] += step;
+                const int32_t next = before[i] + step;
+                if (next <= size[i] && keys[some + i * int64_t(run) + next - 1] < key) before[i] = next;
             }
         }
-        place += before[0] + before[1] + before[2] + before[3];
+        place += int64_t(before[0]) + before[1] + before[2] + before[3];
     }
     merged[place] = key;
 }
