@@ -224,6 +224,14 @@ def at_the_poles():
     return inputs
 
 
+def needles():
+    inputs = scene(90, seed=20, opacities=(0.02, 0.9))
+    inputs[2][:, 1:] = 0.01
+    inputs[2][:, 0] *= 2
+    return inputs
+
+
+SCENES["needles"] = (Panorama.sphere(60, 120), needles())
 SCENES["degenerate scales"] = (HEMISPHERE, degenerate())
 SCENES["poles"] = (SPHERE, at_the_poles())
 

@@ -105,7 +105,7 @@ def through(library, monkeypatch):
     return call
 
 
-CHOSEN = ("hemisphere", "one column", "a band from a start", "opaque", "degenerate scales", "poles")
+CHOSEN = ("hemisphere", "one column", "a band from a start", "opaque", "degenerate scales", "poles", "needles")
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -170,7 +170,7 @@ def test_equal_distances_keep_the_order_of_the_inputs(cuda):
         assert (a - b).norm() <= 1e-3 * b.norm()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513])
+@pytest.mark.parametrize("count", [1, 2, 3, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1281, 2049, 2400])
 def test_lists_of_every_length_are_sorted(cuda, count):
     """Round Gaussians one behind another, in random order: their weights fall with the distance."""
     generator = torch.Generator().manual_seed(count)

@@ -82,7 +82,7 @@ extern "C" int sphere_cuda_forward(const sphere::Problem* problem, int64_t capac
         std::swap(order, other);
     }
     count_pairs<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, scratch, order);
-    find_rooms<<<sum_blocks, SUM_THREADS, 0, stream>>>(*problem, state, scratch, capacity);
+    find_rooms<<<sum_blocks, SUM_THREADS, 0, stream>>>(*problem, state, scratch);
     write_lists<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, state, scratch, order, capacity, told);
     if (out[3]) {
         cudaMemsetAsync(out[3], 0, 4 * items, stream);

@@ -82,7 +82,7 @@ struct Item {
 // Footprints of all items, their ranges of tiles, and what they are sorted by.
 __global__ void __launch_bounds__(ITEM_THREADS)
     project_items(Problem problem, Scene scene, State state, Scratch scratch, float* radii) {
-    if (blockIdx.x == 0 && threadIdx.x < 2) state.status[threadIdx.x] = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) state.status[0] = 0;
     const Item x(problem);
     if (!x.inside) return;
     const int64_t i = x.gaussian;
@@ -125,7 +125,6 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_chunks(int32_t gaussians, u
             else
                 __syncwarp();
         }
-    __syncthreads();
     for (int k = t; k < count; k += SORT_THREADS) given[k] = keys[k];
 }
 
@@ -220,7 +219,7 @@ __global__ void __launch_bounds__(ITEM_THREADS) count_pairs(Problem problem, Scr
 // From the pairs of every block to those of the blocks before; room for each tile's. A block has 32 tiles of a receiver;
 // each of its warps has a segment of the receiver's blocks of items.
 __global__ void __launch_bounds__(SUM_THREADS)
-    find_rooms(Problem problem, State state, Scratch scratch, int64_t capacity) {
+    find_rooms(Problem problem, State state, Scratch scratch) {
     __shared__ int32_t sums[SEGMENTS][32];
     const int lane = threadIdx.x % 32, segment = threadIdx.x / 32;
     const int64_t tiles = int64_t(tiles_across(problem)) * tiles_up(problem), groups = parts(tiles, 32);
@@ -257,7 +256,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
     if (lane == 31) start = atomicAdd(reinterpret_cast<unsigned long long*>(state.status), (unsigned long long)(end));
     start = __shfl_sync(ALL, start, 31) + (unsigned long long)(end - all);
     if (tile >= tiles) return;
-    state.starts[receiver * tiles + tile] = int32_t(int64_t(start) < capacity ? int64_t(start) : capacity);
+    state.starts[receiver * tiles + tile] = int32_t(start);  // of no use if they don't fit
     state.lengths[receiver * tiles + tile] = all;
 }
 
