@@ -371,8 +371,8 @@ def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _stream(device: int) -> int:
-    """The current stream, as CUDA knows it."""
-    return torch.cuda.current_stream(device).cuda_stream
+    """The current stream, as CUDA knows it; without an object of torch's around it."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
 
 
 def _cuda_library() -> ctypes.CDLL:

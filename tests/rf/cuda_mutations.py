@@ -82,10 +82,8 @@ ON_CUDA = (
     Mutation("first receiver's keys merged", LISTS, "    keys += int64_t(receiver) * gaussians;\n", ""),
     Mutation("all receivers' keys to the first", LISTS, "    merged += int64_t(receiver) * gaussians;\n", ""),
     Mutation("runs merged to the front", LISTS, "int64_t place = first;", "int64_t place = 0;"),
-    Mutation("runs merged with none", LISTS, "first = k & -(int64_t(FAN) * run),", "first = k & -int64_t(run),"),
-    Mutation(
-        "runs of another group", LISTS, "end = min(first + int64_t(FAN) * run, int64_t(gaussians));", "end = gaussians;"
-    ),
+    Mutation("runs merged with none", LISTS, "first = k & -all,", "first = k & -int64_t(run),"),
+    Mutation("runs of another group", LISTS, "end = min(first + all, int64_t(gaussians));", "end = gaussians;"),
     Mutation(
         "last run searched beyond its end",
         LISTS,
@@ -560,8 +558,8 @@ ON_CUDA = (
         "sum_blocks = unsigned(receivers) * blocks(tiles / receivers, 32);",
         "sum_blocks = blocks(tiles, 32);",
     ),
-    Mutation("two runs not merged", LAUNCH, "run < gaussians; run *= FAN)", "2 * run < gaussians; run *= FAN)"),
-    Mutation("merged once", LAUNCH, "run < gaussians; run *= FAN)", "run < gaussians; run = gaussians)"),
+    Mutation("two runs not merged", LAUNCH, "run < gaussians; run *= fan)", "2 * run < gaussians; run *= fan)"),
+    Mutation("merged once", LAUNCH, "run < gaussians; run *= fan)", "run < gaussians; run = gaussians)"),
     Mutation("order before the merge", LAUNCH, "        std::swap(order, other);\n", ""),
     # Seen on hardware alone: the emulation runs one thread at a time, on one stream, and launches whatever it is asked.
     Mutation(

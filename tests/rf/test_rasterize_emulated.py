@@ -4,7 +4,6 @@ import ctypes
 import math
 import re
 import subprocess
-import types
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from chanlab.rf import Panorama, build, sphere
 LAUNCH = re.compile(r"(\w+(?:<CHANNELS, HALVES>)?)<<<(.*?), (\w+), 0, stream>>>\(", re.DOTALL)
 
 
-BLOCK, CHUNK, FAN = 64, 256, 8
+BLOCK, CHUNK, FAN = 64, 256, 4
 STALE = 0x7F7F7F7F
 GUARD = 4096
 """Words beyond the end of what a forward pass allocates, which it must leave alone."""
@@ -87,7 +86,7 @@ def through(library, monkeypatch):
     monkeypatch.setattr(sphere, "_state_words", guarded(sphere._state_words))
     monkeypatch.setattr(sphere, "_scratch_words", guarded(sphere._scratch_words))
     monkeypatch.setattr(Tensor, "new_empty", new_empty)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(sphere, "_stream", lambda device: 0)
 
     def call(inputs, panorama, by_image, by_transmittance, capacity=20_000, poses=True, slot=-1):
         given = [x.float() for x in inputs]

@@ -77,8 +77,9 @@ extern "C" int sphere_cuda_forward(const sphere::Problem* problem, int64_t capac
     project_items<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, scene, state, scratch, to(2));
     sort_chunks<<<chunks, SORT_THREADS, 0, stream>>>(gaussians, scratch.keys);
     uint64_t *order = scratch.keys, *other = scratch.merged;
-    for (int64_t run = CHUNK; run < gaussians; run *= FAN) {
-        merge_runs<<<merge_blocks, MERGE_THREADS, 0, stream>>>(gaussians, int32_t(run), order, other);
+    const int32_t fan = gaussians <= 2 * FAN * CHUNK ? 2 * FAN : FAN;
+    for (int64_t run = CHUNK; run < gaussians; run *= fan) {
+        merge_runs<<<merge_blocks, MERGE_THREADS, 0, stream>>>(gaussians, int32_t(run), fan, order, other);
         std::swap(order, other);
     }
     count_pairs<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, scratch, order);

@@ -22,7 +22,7 @@ constexpr unsigned ALL = 0xffffffffu;
 constexpr int ITEM_THREADS = SPHERE_BLOCK;         // items of a block
 constexpr int CHUNK = SPHERE_CHUNK;                // items that a block sorts
 constexpr int SORT_THREADS = CHUNK / 2;
-constexpr int FAN = SPHERE_FAN;                    // sorted runs that become one
+constexpr int FAN = SPHERE_FAN;                    // sorted runs that become one; twice as many, if these are all
 constexpr int MERGE_THREADS = SPHERE_BLOCK;
 constexpr int BAND = SPHERE_BAND;                  // tiles that a block has in shared memory
 constexpr int SUM_THREADS = 4 * SPHERE_BLOCK, SEGMENTS = SUM_THREADS / 32;
@@ -128,17 +128,18 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_chunks(int32_t gaussians, u
     for (int k = t; k < count; k += SORT_THREADS) given[k] = keys[k];
 }
 
-// Merges FAN sorted runs of a receiver's keys: a key's place is how many of each run come before it (no two keys are equal).
-// `run` and FAN are powers of two. A search is a chain of waits for memory, so four go on at once.
+// Merges `fan` sorted runs of a receiver's keys: a key's place is how many of each run come before it (no two keys are equal).
+// `run` and `fan` are powers of two. A search is a chain of waits for memory, so four go on at once.
 __global__ void __launch_bounds__(MERGE_THREADS)
-    merge_runs(int32_t gaussians, int32_t run, const uint64_t* __restrict__ keys, uint64_t* __restrict__ merged) {
+    merge_runs(int32_t gaussians, int32_t run, int32_t fan, const uint64_t* __restrict__ keys,
+               uint64_t* __restrict__ merged) {
     const int32_t blocks = int32_t(parts(gaussians, MERGE_THREADS)), receiver = int32_t(blockIdx.x) / blocks;
     const int32_t k = (int32_t(blockIdx.x) - receiver * blocks) * MERGE_THREADS + int32_t(threadIdx.x);
     if (k >= gaussians) return;
     keys += int64_t(receiver) * gaussians;
     merged += int64_t(receiver) * gaussians;
     const uint64_t key = keys[k];
-    const int64_t first = k & -(int64_t(FAN) * run), end = min(first + int64_t(FAN) * run, int64_t(gaussians));
+    const int64_t all = int64_t(fan) * run, first = k & -all, end = min(first + all, int64_t(gaussians));
     int64_t place = first;
     for (int64_t some = first; some < end; some += 4 * int64_t(run)) {
         int32_t size[4], before[4];
