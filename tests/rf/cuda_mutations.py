@@ -280,7 +280,6 @@ ON_CUDA = (
         "largest_of<COUNT>(inside ? fabsf(dot(off, axes[d])) : 0.0f) + 2e-6f;",
         "(inside ? fabsf(dot(off, axes[d])) : 0.0f) + 2e-6f;",
     ),
-    Mutation("no wait for the box", WALK, "shared = box;\n        __syncwarp();", "shared = box;"),
     Mutation("all footprints near", WALK, "near = (near || done == queued) && !wide;", "near = true;"),
     Mutation("near if the last are", WALK, "near = (near || done == queued) && !wide;", "near = !wide;"),
     Mutation(

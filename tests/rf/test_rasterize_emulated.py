@@ -104,7 +104,16 @@ def through(library, monkeypatch):
     return call
 
 
-CHOSEN = ("hemisphere", "one column", "a band from a start", "opaque", "degenerate scales", "poles", "needles", "near and wide")
+CHOSEN = (
+    "hemisphere",
+    "one column",
+    "a band from a start",
+    "opaque",
+    "degenerate scales",
+    "poles",
+    "needles",
+    "near and wide",
+)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
