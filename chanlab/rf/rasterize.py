@@ -129,19 +129,19 @@ def rasterize_sphere(
 def _check_inputs(inputs: tuple[Tensor, ...]) -> None:
     means, _, _, _, signals, receivers, _ = inputs
     n, b = means.shape[:1], receivers.shape[:1]
-    names = ("means", "quaternions", "scales", "opacities", "signals", "receivers", "rotations")
     shapes = ((*n, 3), (*n, 4), (*n, 3), n, (*n, *signals.shape[1:2]), (*b, 3), (*b, 3, 3))
-    for name, tensor, shape in zip(names, inputs, shapes, strict=True):
-        if tuple(tensor.shape) != tuple(shape):
+    dtype, device = means.dtype, means.device
+    for name, tensor, shape in zip(sphere.INPUTS, inputs, shapes, strict=True):
+        if tensor.shape != shape:
             raise UsageError(f"rasterize_sphere: {name} must be {list(shape)}, got {list(tensor.shape)}.")
-        if tensor.dtype != means.dtype or tensor.device != means.device:
+        if tensor.dtype != dtype or tensor.device != device:
             raise UsageError(
-                f"rasterize_sphere: {name} is {tensor.dtype} on {tensor.device}, means are {means.dtype} on "
-                f"{means.device}; convert with .to()."
+                f"rasterize_sphere: {name} is {tensor.dtype} on {tensor.device}, means are {dtype} on {device}; "
+                "convert with .to()."
             )
     if means.ndim != 2 or signals.ndim != 2 or receivers.ndim != 2:
         raise UsageError("rasterize_sphere: means are [N, 3], signals [N, C] and receivers [B, 3].")
     if not len(receivers):
         raise UsageError("rasterize_sphere: there are no receivers; give at least one position.")
-    if means.dtype not in (torch.float32, torch.float64):
-        raise UsageError(f"rasterize_sphere: float32 or float64 is needed, got {means.dtype}; convert with .float().")
+    if dtype not in (torch.float32, torch.float64):
+        raise UsageError(f"rasterize_sphere: float32 or float64 is needed, got {dtype}; convert with .float().")

@@ -23,7 +23,7 @@ TILE_WIDTH, TILE_HEIGHT = 16, 8
 MAX_CHANNELS = 38
 """Of the CUDA kernels."""
 
-ITEM_THREADS, MOST_TILES = 256, 4096
+ITEM_THREADS = 256
 """As in `kernels/sphere_lists.cuh`."""
 
 INPUTS = ("means", "quaternions", "scales", "opacities", "signals", "receivers", "rotations")
@@ -219,14 +219,12 @@ def _tiles(height: int, width: int) -> int:
 
 def _state_words(gaussians: int, receivers: int, height: int, width: int, capacity: int) -> int:
     """Size of what a CUDA backward pass needs from its forward pass [int32]; `State` in the kernels lays it out."""
-    return 4 + 12 * gaussians * receivers + capacity + receivers * _tiles(height, width) + 1
+    return 4 + 12 * gaussians * receivers + capacity + 2 * receivers * _tiles(height, width)
 
 
-def _scratch_words(gaussians: int, receivers: int, height: int, width: int, capacity: int) -> int:
+def _scratch_words(gaussians: int, receivers: int, height: int, width: int) -> int:
     """Size of what a CUDA forward pass needs for itself [int32]; `Scratch` in the kernels lays it out."""
-    tiles = _tiles(height, width)
-    blocks = receivers * -(-gaussians // ITEM_THREADS) if tiles <= MOST_TILES else 0
-    return 2 * capacity + 3 * gaussians * receivers + (2 * receivers + blocks) * tiles + 1
+    return receivers * (6 * gaussians + -(-gaussians // ITEM_THREADS) * _tiles(height, width))
 
 
 def _check_sizes(asked: _Asked, items: int, receivers: int, capacity: int) -> None:
@@ -339,7 +337,7 @@ def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
             output.fill_(value)
         return outputs
     kernels, problem = _cuda_library(), asked.problem(inputs[4], receivers)
-    size = _scratch_words(means.shape[0], receivers.shape[0], asked.height, asked.width, capacity)
+    size = _scratch_words(means.shape[0], receivers.shape[0], asked.height, asked.width)
     scratch = means.new_empty(size, dtype=torch.int32)
     shown = [*outputs[:3], *(outputs[3:5] if statistics else (None, None)), *outputs[5:]]
     device, room, told = means.device.index, ctypes.c_int64(capacity), ctypes.c_void_p(_ROOM.address(slot))
@@ -373,8 +371,8 @@ def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _stream(device: int) -> int:
-    """The current stream, as CUDA knows it."""
-    return torch.cuda.current_stream(device).cuda_stream
+    """The current stream, as CUDA knows it; without an object of torch's around it."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
 
 
 def _cuda_library() -> ctypes.CDLL:

@@ -221,7 +221,7 @@ inline bool __any_sync(unsigned mask, bool p) { return __ballot_sync(mask, p); }
 inline void __syncwarp() { emulation::meet(); }
 inline void __syncthreads() { emulation::meet_all(); }
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
-inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline uint32_t __float_as_uint(float x) { return emulation::bits<uint32_t>(x); }
 inline int __float_as_int(float x) { return emulation::bits<int>(x); }
 inline float __int_as_float(int x) { return emulation::bits<float>(x); }
@@ -231,4 +231,10 @@ T __ldg(const T* p) {
 }
 inline float atomicAdd(float* to, float x) { return *to += x; }
 inline int atomicAdd(int* to, int x) { return (*to += x) - x; }
+inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long x) { return (*to += x) - x; }
+inline unsigned atomicOr(unsigned* to, unsigned x) {
+    const unsigned before = *to;
+    *to |= x;
+    return before;
+}
 inline int atomicMax(int* to, int x) { return *to = std::max(*to, x); }

@@ -224,6 +224,21 @@ def at_the_poles():
     return inputs
 
 
+def needles():
+    inputs = scene(90, seed=20, opacities=(0.02, 0.9))
+    inputs[2][:, 1:] = 0.01
+    inputs[2][:, 0] *= 2
+    return inputs
+
+
+def near_and_wide():
+    inputs = scene(200, seed=21, scales=(0.02, 0.2), opacities=(0.02, 0.3))
+    inputs[2][::10] *= 15
+    return inputs
+
+
+SCENES["needles"] = (Panorama.sphere(60, 120), needles())
+SCENES["near and wide"] = (SPHERE, near_and_wide())
 SCENES["degenerate scales"] = (HEMISPHERE, degenerate())
 SCENES["poles"] = (SPHERE, at_the_poles())
 

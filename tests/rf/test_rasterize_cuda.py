@@ -47,9 +47,10 @@ def test_image_and_gradients_are_the_references(panorama, inputs):
             assert difference <= 1e-3 * b.norm(), name
 
 
+@pytest.mark.parametrize("receivers", [2, 100])  # patches of 4 x 4 and of 8 x 4 pixels
 @pytest.mark.parametrize("channels", [1, 2, 3, 6, 7, 22, 23, 38])
-def test_channels(channels):
-    inputs = on_gpu(scene(80, receivers=2, channels=channels, seed=30))
+def test_channels(channels, receivers):
+    inputs = on_gpu(scene(80, receivers=receivers, channels=channels, seed=30))
     weights = weights_like(inputs, HEMISPHERE)
     want, by_want = gradients([x.cpu() for x in inputs], HEMISPHERE, "cpu", *weights)
     made, found = gradients(inputs, HEMISPHERE, "cuda", *weights)
@@ -86,8 +87,9 @@ def test_more_tiles_than_a_block_counts_as_on_the_cpu():
         assert (a.cpu() - b).norm() <= 0.05 * b.norm()
 
 
-def test_lists_of_many_chunks_as_on_the_cpu():
-    inputs = on_gpu(scene(9000, seed=39, scales=(0.05, 0.3), opacities=(0.004, 0.01)))
+@pytest.mark.parametrize("count", [9000, 70_000])  # one level of merges, and two
+def test_lists_of_many_chunks_as_on_the_cpu(count):
+    inputs = on_gpu(scene(count, seed=39, scales=(0.05, 0.3), opacities=(0.004, 0.01)))
     panorama = Panorama.sphere(16, 32)
     want, by_want = gradients([x.cpu() for x in inputs], panorama, "cpu", *weights_like(inputs, panorama))
     made, found = gradients(inputs, panorama, "cuda", *weights_like(inputs, panorama))

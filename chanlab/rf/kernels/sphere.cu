@@ -3,15 +3,13 @@
 #include "sphere_tiles.cuh"
 
 #include <type_traits>
+#include <utility>
 
 namespace {
 
 using namespace sphere;
 
-unsigned blocks(int64_t threads, int size) { return unsigned((threads + size - 1) / size); }
-
-// Threads that sort a chunk: all there may be for few tiles, fewer where blocks fill the device.
-int sort_threads(int64_t tiles) { return tiles < MANY_TILES ? SORT_THREADS : SORT_THREADS / 4; }
+unsigned blocks(int64_t threads, int size) { return unsigned(parts(threads, size)); }
 
 // Makes the tensors' device the current one while a launcher runs.
 struct OnDevice {
@@ -30,17 +28,30 @@ Scene scene_of(const void* const* in) {
 
 int64_t all_tiles(const Problem& p) { return p.receivers * tiles_across(p) * tiles_up(p); }
 
-// Calls f with a compile-time bound on the channels: 10 + bound fills sixteens in the backward pass, or nearly.
+// Calls f with how a warp holds its patch, and with a bound on the channels, both known to the compiler: 10 + bound fills
+// sixteens in the backward pass, or nearly.
 template <class F>
-void with_channels(int64_t channels, F f) {
+void with_patches(int64_t tiles, int64_t channels, F f) {
+    const auto with = [&](auto bound) {
+        if (tiles < MANY_TILES)
+            f(bound, std::integral_constant<int, 2>());
+        else
+            f(bound, std::integral_constant<int, 1>());
+    };
     if (channels <= 2)
-        f(std::integral_constant<int, 2>());
+        with(std::integral_constant<int, 2>());
     else if (channels <= 6)
-        f(std::integral_constant<int, 6>());
+        with(std::integral_constant<int, 6>());
     else if (channels <= 22)
-        f(std::integral_constant<int, 22>());
+        with(std::integral_constant<int, 22>());
     else
-        f(std::integral_constant<int, 38>());
+        with(std::integral_constant<int, 38>());
+}
+
+// Blocks of patches: tiles have a multiple of WARPS.
+template <int HALVES>
+unsigned patch_blocks(int64_t tiles) {
+    return unsigned(tiles * (TILE_PIXELS / LANES<HALVES> / WARPS));
 }
 
 }  // namespace
@@ -52,26 +63,35 @@ extern "C" int sphere_cuda_forward(const sphere::Problem* problem, int64_t capac
                                    void* const* out, void* memory, int64_t* told, cudaStream_t stream) {
     const OnDevice on(device);
     const int64_t items = problem->gaussians * problem->receivers, tiles = all_tiles(*problem);
-    const State state(out[6], items, capacity);
-    const Scratch scratch(memory, items, capacity, tiles);
+    const State state(out[6], items, capacity, tiles);
+    const Scratch scratch(memory, items);
     const Scene scene = scene_of(in);
     const auto to = [out](int k) { return static_cast<float*>(out[k]); };
-    const unsigned parts = unsigned(problem->receivers) * blocks(problem->gaussians, ITEM_THREADS);
-    const unsigned chunks = unsigned(tiles + capacity / CHUNK);
-    const int threads = sort_threads(tiles);
+    const int64_t receivers = problem->receivers;
+    const int32_t gaussians = int32_t(problem->gaussians);
+    const unsigned item_blocks = unsigned(receivers) * blocks(gaussians, ITEM_THREADS);
+    const unsigned chunks = unsigned(receivers) * blocks(gaussians, CHUNK);
+    const unsigned merge_blocks = unsigned(receivers) * blocks(gaussians, MERGE_THREADS);
+    const unsigned sum_blocks = unsigned(receivers) * blocks(tiles / receivers, 32);
 
-    cudaMemsetAsync(scratch.counts, 0, 4 * tiles, stream);
-    project_items<<<parts, ITEM_THREADS, 0, stream>>>(*problem, scene, state, scratch, to(2));
-    scan_tiles<<<1, SCAN_THREADS, 0, stream>>>(state, scratch, tiles, capacity, told);
-    scatter_pairs<<<parts, ITEM_THREADS, 0, stream>>>(*problem, state, scratch);
-    sort_chunks<<<chunks, threads, 0, stream>>>(state, scratch, int32_t(tiles));
-    if (capacity > CHUNK) merge_chunks<<<chunks, MERGE_THREADS, 0, stream>>>(state, scratch, int32_t(tiles));
+    project_items<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, scene, state, scratch, to(2));
+    sort_chunks<<<chunks, SORT_THREADS, 0, stream>>>(gaussians, scratch.keys);
+    uint64_t *order = scratch.keys, *other = scratch.merged;
+    const int32_t fan = gaussians <= 2 * FAN * CHUNK ? 2 * FAN : FAN;
+    for (int64_t run = CHUNK; run < gaussians; run *= fan) {
+        merge_runs<<<merge_blocks, MERGE_THREADS, 0, stream>>>(gaussians, int32_t(run), fan, order, other);
+        std::swap(order, other);
+    }
+    count_pairs<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, scratch, order);
+    find_rooms<<<sum_blocks, SUM_THREADS, 0, stream>>>(*problem, state, scratch);
+    write_lists<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, state, scratch, order, capacity, told);
     if (out[3]) {
         cudaMemsetAsync(out[3], 0, 4 * items, stream);
         cudaMemsetAsync(out[4], 0, 4 * items, stream);
     }
-    with_channels(problem->channels, [&](auto bound) {
-        composite_tiles<decltype(bound)::value><<<unsigned(tiles * PATCHES / WARPS), PATCH_THREADS, 0, stream>>>(
+    with_patches(tiles, problem->channels, [&](auto bound, auto halves) {
+        constexpr int CHANNELS = decltype(bound)::value, HALVES = decltype(halves)::value;
+        composite_tiles<CHANNELS, HALVES><<<patch_blocks<HALVES>(tiles), PATCH_THREADS, 0, stream>>>(
             *problem, scene.signals, state, to(0), to(1), static_cast<int32_t*>(out[5]), to(3), to(4));
     });
     return cudaGetLastError();
@@ -83,17 +103,17 @@ extern "C" int sphere_cuda_backward(const sphere::Problem* problem, int64_t capa
                                     const void* const* in, void* const* out, void* sums, int poses,
                                     cudaStream_t stream) {
     const OnDevice on(device);
-    const int64_t items = problem->gaussians * problem->receivers;
-    const State state(const_cast<void*>(in[11]), items, capacity);
+    const int64_t items = problem->gaussians * problem->receivers, tiles = all_tiles(*problem);
+    const State state(const_cast<void*>(in[11]), items, capacity, tiles);
     const Scene scene = scene_of(in);
     const auto at = [in](int k) { return static_cast<const float*>(in[k]); };
     const auto to = [out](int k) { return static_cast<float*>(out[k]); };
     cudaMemsetAsync(sums, 0, 4 * items * (10 + problem->channels), stream);
     cudaMemsetAsync(out[5], 0, 4 * 3 * problem->receivers, stream);
     cudaMemsetAsync(out[6], 0, 4 * 9 * problem->receivers, stream);
-    const int64_t tiles = all_tiles(*problem);
-    with_channels(problem->channels, [&](auto bound) {
-        composite_tiles_backward<decltype(bound)::value><<<unsigned(tiles * PATCHES / WARPS), PATCH_THREADS, 0, stream>>>(
+    with_patches(tiles, problem->channels, [&](auto bound, auto halves) {
+        constexpr int CHANNELS = decltype(bound)::value, HALVES = decltype(halves)::value;
+        composite_tiles_backward<CHANNELS, HALVES><<<patch_blocks<HALVES>(tiles), PATCH_THREADS, 0, stream>>>(
             *problem, scene.signals, state, at(7), at(8), at(9), static_cast<const int32_t*>(in[10]),
             static_cast<float*>(sums));
     });

@@ -35,12 +35,8 @@ template <class T>
 struct alignas(16) Footprint {
     T u[3], a[3], b[3];  // mean direction; q = g(w.u) ((a.w)^2 + (b.w)^2) in the receiver's axes
     T opacity;
-    T cosine, sine;      // of the angle beyond which alpha is below the cut
-};
-
-// Pixels that a footprint may touch; `column` may be any of the width, and the range wraps around it.
-struct Bounds {
-    int32_t row, rows, column, columns;
+    T cosine;            // of the angle beyond which alpha is below the cut
+    T most;              // q beyond which it is
 };
 
 template <class T>
@@ -131,7 +127,9 @@ SPHERE_FN void arc(T c, T& g, T& slope) {
 SPHERE_FN double exponential(double x) { return std::exp(x); }
 SPHERE_FN float exponential(float x) {
 #ifdef __CUDA_ARCH__
-    return __expf(x);
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
 #else
     x = x < -50.0f ? -50.0f : x;
     const float n = std::floor(x * 1.44269504f + 0.5f);
@@ -239,7 +237,8 @@ struct Projection {
     T distance, u[3];      // receiver's axes
     T rotation[9], inverse_length;
     T world[9], local[9];  // square root of the covariance, world and receiver's axes; columns are its principal axes
-    T a[3], b[3], radius;
+    T a[3], b[3];
+    T most, radius;        // q and angle beyond which alpha is below the cut
     bool visible;
 };
 
@@ -286,8 +285,8 @@ SPHERE_FN Projection<T> project(const T* mean, const T* quaternion, const T* sca
     }
     const T half = (c11 - c22) / 2;
     const T largest = (c11 + c22) / 2 + std::sqrt(half * half + p12 * p12);
-    const T cut = 2 * std::log((opacity < T(ALPHA_CUT) ? T(ALPHA_CUT) : opacity) * T(255));
-    p.radius = std::sqrt(cut * largest) * T(1.0001) + T(1e-4);
+    p.most = 2 * std::log((opacity < T(ALPHA_CUT) ? T(ALPHA_CUT) : opacity) * T(255));
+    p.radius = std::sqrt(p.most * largest) * T(1.0001) + T(1e-4);
     p.visible = p.visible && largest < T(1e18);
     return p;
 }
@@ -303,7 +302,7 @@ SPHERE_FN Footprint<T> footprint(const Projection<T>& p, T opacity) {
     f.opacity = opacity;
     const T radius = p.radius > T(PI) ? T(PI) : p.radius;
     f.cosine = std::cos(radius);
-    f.sine = std::sin(radius);
+    f.most = p.most;
     return f;
 }
 
@@ -378,72 +377,6 @@ SPHERE_FN T composite_backward(T alpha, T emitted, T& transmittance, T& behind, 
     const T weight = alpha * transmittance;
     behind += weight * emitted;
     return weight;
-}
-
-// Ray of a pixel in the receiver's axes.
-template <class T>
-SPHERE_FN void ray(const Problem& problem, int64_t row, int64_t column, T* w) {
-    const T elevation = T(problem.lowest + (double(row) + 0.5) * problem.row_step);
-    const T azimuth = T(problem.start + (double(column) + 0.5) * problem.column_step);
-    const T ce = std::cos(elevation);
-    w[0] = ce * std::cos(azimuth);
-    w[1] = ce * std::sin(azimuth);
-    w[2] = std::sin(elevation);
-}
-
-// Pixels within `radius` of direction u, never too few.
-template <class T>
-SPHERE_FN Bounds bounds(const Problem& problem, const T* u, T radius) {
-    const double level = std::sqrt(double(u[0]) * u[0] + double(u[1]) * u[1]);
-    const double elevation = std::atan2(double(u[2]), level), reach = radius;
-    const auto clamp = [](double x, double low, double high) { return x < low ? low : x > high ? high : x; };
-    const double height = double(problem.height), width = double(problem.width);
-    const double first = std::ceil((elevation - reach - problem.lowest) / problem.row_step - 0.5);
-    const double last = std::floor((elevation + reach - problem.lowest) / problem.row_step - 0.5);
-    Bounds out;
-    out.row = int32_t(clamp(first, 0, height));
-    out.rows = int32_t(clamp(last, -1, height - 1)) - out.row + 1;
-    out.rows = out.rows < 0 ? 0 : out.rows;
-    out.column = 0;
-    out.columns = int32_t(problem.width);
-    const double ratio = reach < PI / 2 ? std::sin(reach) / (level > 1e-300 ? level : 1e-300) : 2.0;
-    if (ratio < 0.999) {  // else the cap holds a pole, or nearly
-        const double half = std::asin(ratio) + 1e-4;
-        const double from = (std::atan2(double(u[1]), double(u[0])) - problem.start) / problem.column_step - 0.5;
-        const double left = std::ceil(from - half / problem.column_step);
-        const double count = std::floor(from + half / problem.column_step) - left + 1;
-        if (count < width) {
-            out.column = int32_t(left - width * std::floor(left / width));
-            out.columns = int32_t(count < 0 ? 0 : count);
-        }
-    }
-    return out;
-}
-
-// Tiles of a range of pixels: tile rows and columns, the latter modulo `across`.
-struct Tiles {
-    int32_t row, rows, column, columns;
-};
-
-SPHERE_FN int32_t tiles_across(const Problem& p) { return int32_t((p.width + TILE_WIDTH - 1) / TILE_WIDTH); }
-SPHERE_FN int32_t tiles_up(const Problem& p) { return int32_t((p.height + TILE_HEIGHT - 1) / TILE_HEIGHT); }
-
-SPHERE_FN Tiles tiles(const Problem& problem, const Bounds& b) {
-    Tiles t = {0, 0, 0, 0};
-    if (b.rows < 1 || b.columns < 1) return t;
-    t.row = b.row / TILE_HEIGHT;
-    t.rows = (b.row + b.rows - 1) / TILE_HEIGHT - t.row + 1;
-    t.column = b.column / TILE_WIDTH;
-    const int32_t last = b.column + b.columns - 1, width = int32_t(problem.width), across = tiles_across(problem);
-    t.columns = last < width ? last / TILE_WIDTH - t.column + 1 : across - t.column + (last - width) / TILE_WIDTH + 1;
-    t.columns = t.columns > across ? across : t.columns;
-    return t;
-}
-
-// The k-th tile of a range.
-SPHERE_FN int32_t tile_of(const Problem& problem, const Tiles& t, int32_t k) {
-    const int32_t across = tiles_across(problem), column = t.column + k % t.columns;
-    return (t.row + k / t.columns) * across + (column < across ? column : column - across);
 }
 
 }  // namespace sphere

@@ -1,5 +1,5 @@
 // `rasterize_sphere` on the CPU: tiles in parallel, gradients gathered in a fixed order (the same bits on every run).
-#include "sphere.h"
+#include "sphere_bounds.h"
 
 #include <algorithm>
 #include <exception>
@@ -49,7 +49,7 @@ struct Lists {
             footprints[i] = footprint(p, scene.opacities[i]);
             distances[i] = p.visible ? p.distance : T(-1);
             radii[i] = p.visible ? p.radius : T(0);
-            bounds[i] = p.visible ? sphere::bounds(problem, p.u, p.radius) : Bounds{0, 0, 0, 0};
+            bounds[i] = p.visible ? sphere::bounds(problem, p) : Bounds{0, 0, 0, 0};
         }
         order.clear();
         for (int64_t i = 0; i < n; ++i)

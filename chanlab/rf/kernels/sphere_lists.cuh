@@ -1,60 +1,61 @@
-// Which Gaussians each tile composites: projection, pairs of tile and Gaussian, where each tile's pairs lie, nearest first.
+// Which Gaussians each tile composites: projection, order by distance, pairs of tile and Gaussian, where they lie.
 //
-// Items are pairs of receiver and Gaussian, numbered receiver * gaussians + gaussian. A tile's pairs are counted, given
-// room one tile after another, written there in any order, and sorted in shared memory, CHUNK at a time: that takes fewer
-// launches and less traffic than sorting all pairs of all tiles together. Tiles near a pole have long lists; blocks
-// therefore add up what they have for a tile before they tell the device.
+// Items are pairs of receiver and Gaussian, numbered receiver * gaussians + gaussian. Those of a receiver are sorted by
+// distance, and tiles take them in this order: far fewer keys than there are pairs, and tiles near a pole, whose lists are
+// long, cost no more than others. Ranked items are counted block by block, a tile's pairs are given room, and each block
+// writes its own behind those of the blocks before.
 #pragma once
 
-#include "sphere.h"
+#include "sphere_bounds.h"
 
 namespace sphere {
 
-#ifndef SPHERE_CHUNK  // tests make these small, so that small scenes have long lists and many blocks
-#define SPHERE_CHUNK 4096
+#ifndef SPHERE_CHUNK  // tests make these small, so that small scenes have many blocks
 #define SPHERE_BLOCK 256
-#define SPHERE_MOST_TILES 4096
-#define SPHERE_MANY_TILES 2048
+#define SPHERE_CHUNK 2048
+#define SPHERE_FAN 16
+#define SPHERE_BAND 1024
+#define SPHERE_MANY_TILES 1024
 #endif
 
 constexpr unsigned ALL = 0xffffffffu;
-constexpr int CHUNK = SPHERE_CHUNK;         // pairs that a block sorts at once
-constexpr int ITEM_THREADS = SPHERE_BLOCK;  // items of a block
-constexpr int SORT_THREADS = 4 * SPHERE_BLOCK, SCAN_THREADS = 4 * SPHERE_BLOCK, MERGE_THREADS = 4 * SPHERE_BLOCK;
-constexpr int MOST_TILES = SPHERE_MOST_TILES;  // of a receiver that a block counts in shared memory; beyond, it doesn't
-constexpr int MANY_TILES = SPHERE_MANY_TILES;  // so many, and small blocks that sort fill the device
+constexpr int ITEM_THREADS = SPHERE_BLOCK;         // items of a block
+constexpr int CHUNK = SPHERE_CHUNK;                // items that a block sorts
+constexpr int SORT_THREADS = CHUNK / 2;
+constexpr int FAN = SPHERE_FAN;                    // sorted runs that become one; twice as many, if these are all
+constexpr int MERGE_THREADS = SPHERE_BLOCK;
+constexpr int BAND = SPHERE_BAND;                  // tiles that a block has in shared memory
+constexpr int SUM_THREADS = 4 * SPHERE_BLOCK, SEGMENTS = SUM_THREADS / 32;
+constexpr int MANY_TILES = SPHERE_MANY_TILES;      // so many fill the device
 
 // What a backward pass needs of its forward pass; `_state_words` in sphere.py counts it.
 struct State {
     int64_t* status;              // [2]: pairs needed; 1 if there was no room for them
     Footprint<float>* footprints; // [items]
     int32_t* members;             // [capacity] items by tile, nearest first
-    int32_t* starts;              // [tiles + 1] where each tile's pairs begin in `members`
+    int32_t* starts;              // [tiles] where each tile's pairs begin in `members`
+    int32_t* lengths;             // [tiles] how many there are
 
-    State(void* memory, int64_t items, int64_t capacity) {
+    State(void* memory, int64_t items, int64_t capacity, int64_t tiles) {
         status = static_cast<int64_t*>(memory);
         footprints = reinterpret_cast<Footprint<float>*>(status + 2);
         members = reinterpret_cast<int32_t*>(footprints + items);
         starts = members + capacity;
+        lengths = starts + tiles;
     }
 };
 
 // Memory of the forward pass alone; `_scratch_words` in sphere.py counts it.
 struct Scratch {
-    uint64_t* pairs;      // [capacity] distance in the upper half, item in the lower
-    ushort4* ranges;      // [items] tiles
-    uint32_t* distances;  // [items] bits of positive floats, which sort like them
-    int32_t* counts;      // [tiles] pairs; beyond MOST_TILES then where the next one goes
-    int32_t* extras;      // [tiles + 1] chunks after the first of the tiles before
-    int32_t* before;      // [blocks of items, tiles of a receiver] pairs of the tile from blocks that told theirs before
+    uint64_t *keys, *merged;  // [items] distance in the upper half (positive floats sort like their bits), item in the lower
+    ushort4* ranges;          // [items] tiles
+    int32_t* before;          // [blocks of items, tiles of a receiver] pairs of the tile; then those of blocks before
 
-    Scratch(void* memory, int64_t items, int64_t capacity, int64_t tiles) {
-        pairs = static_cast<uint64_t*>(memory);
-        ranges = reinterpret_cast<ushort4*>(pairs + capacity);
-        distances = reinterpret_cast<uint32_t*>(ranges + items);
-        counts = reinterpret_cast<int32_t*>(distances + items);
-        extras = counts + tiles;
-        before = extras + tiles + 1;
+    Scratch(void* memory, int64_t items) {
+        keys = static_cast<uint64_t*>(memory);
+        merged = keys + items;
+        ranges = reinterpret_cast<ushort4*>(merged + items);
+        before = reinterpret_cast<int32_t*>(ranges + items);
     }
 };
 
@@ -62,205 +63,57 @@ struct Scene {
     const float *means, *quaternions, *scales, *opacities, *signals, *receivers, *rotations;
 };
 
+SPHERE_FN int64_t parts(int64_t whole, int64_t size) { return (whole + size - 1) / size; }
+
 // The item of a thread; blocks hold items of one receiver.
 struct Item {
     int64_t receiver, gaussian, item;
     bool inside;
 
     __device__ explicit Item(const Problem& problem) {
-        const int64_t blocks = (problem.gaussians + ITEM_THREADS - 1) / ITEM_THREADS;
-        receiver = blockIdx.x / blocks;
-        gaussian = (blockIdx.x - receiver * blocks) * ITEM_THREADS + threadIdx.x;
+        const uint32_t blocks = uint32_t(parts(problem.gaussians, ITEM_THREADS)), of = blockIdx.x / blocks;
+        receiver = of;
+        gaussian = int64_t(blockIdx.x - of * blocks) * ITEM_THREADS + threadIdx.x;
         inside = gaussian < problem.gaussians;
         item = receiver * problem.gaussians + gaussian;
     }
 };
 
-// Calls f(lane of the item, tile of its receiver) for all tiles of the warp's 32 items, shared out evenly among the lanes:
-// ranges near a pole are long.
-template <class F>
-__device__ void for_each_pair(const Problem& problem, ushort4 range, F f) {
-    const int lane = threadIdx.x % 32;
-    const int32_t mine = int32_t(range.y) * range.w;
-    int32_t upto = mine;  // pairs of this lane's item and those before
-#pragma unroll
-    for (int m = 1; m < 32; m *= 2) {
-        const int32_t before = __shfl_sync(ALL, upto, lane >= m ? lane - m : lane);
-        if (lane >= m) upto += before;
-    }
-    const int32_t total = __shfl_sync(ALL, upto, 31);
-    const unsigned xy = range.x | unsigned(range.y) << 16, zw = range.z | unsigned(range.w) << 16;
-    for (int32_t from = 0; from < total; from += 32) {
-        const int32_t pair = from + lane;
-        int owner = 0;  // how many items end at or before the pair
-#pragma unroll
-        for (int step = 16; step; step /= 2) {
-            const int32_t end = __shfl_sync(ALL, upto, owner + step - 1);
-            if (end <= pair) owner += step;
-        }
-        owner = owner < 31 ? owner : 31;
-        const int32_t end = __shfl_sync(ALL, upto, owner), count = __shfl_sync(ALL, mine, owner);
-        const unsigned a = __shfl_sync(ALL, xy, owner), b = __shfl_sync(ALL, zw, owner);
-        if (pair >= total) continue;
-        const Tiles t = {int32_t(a & 0xffff), int32_t(a >> 16), int32_t(b & 0xffff), int32_t(b >> 16)};
-        f(owner, tile_of(problem, t, pair - (end - count)));
-    }
-}
-
-// Footprints of all items, and how many pairs each tile has: `counts` must be zero before.
+// Footprints of all items, their ranges of tiles, and what they are sorted by.
 __global__ void __launch_bounds__(ITEM_THREADS)
     project_items(Problem problem, Scene scene, State state, Scratch scratch, float* radii) {
-    __shared__ int32_t counts[MOST_TILES];
+    if (blockIdx.x == 0 && threadIdx.x == 0) state.status[0] = 0;
     const Item x(problem);
-    const int32_t per_receiver = tiles_across(problem) * tiles_up(problem);
-    const bool few = per_receiver <= MOST_TILES;
-    if (few)
-        for (int t = threadIdx.x; t < per_receiver; t += ITEM_THREADS) counts[t] = 0;
-    ushort4 range = make_ushort4(0, 0, 0, 0);
-    if (x.inside) {
-        const int64_t i = x.gaussian;
-        const float opacity = scene.opacities[i];
-        const auto p = project(scene.means + 3 * i, scene.quaternions + 4 * i, scene.scales + 3 * i, opacity,
-                               scene.receivers + 3 * x.receiver, scene.rotations + 9 * x.receiver,
-                               float(problem.nearest), float(problem.blur));
-        if (p.visible) {
-            const Tiles t = tiles(problem, bounds(problem, p.u, p.radius));
-            range = make_ushort4(t.row, t.rows, t.column, t.columns);
-        }
-        state.footprints[x.item] = footprint(p, opacity);
-        scratch.distances[x.item] = __float_as_uint(p.distance);
-        scratch.ranges[x.item] = range;
-        radii[x.item] = p.visible ? p.radius : 0.0f;
-    }
-    int32_t* const told = scratch.counts + x.receiver * per_receiver;
-    if (!few) {
-        for_each_pair(problem, range, [&](int, int32_t tile) { atomicAdd(told + tile, 1); });
-        return;
-    }
-    __syncthreads();
-    for_each_pair(problem, range, [&](int, int32_t tile) { atomicAdd(counts + tile, 1); });
-    __syncthreads();
-    for (int t = threadIdx.x; t < per_receiver; t += ITEM_THREADS)
-        if (counts[t]) scratch.before[int64_t(blockIdx.x) * per_receiver + t] = atomicAdd(told + t, counts[t]);
+    if (!x.inside) return;
+    const int64_t i = x.gaussian;
+    const float opacity = scene.opacities[i];
+    const auto p = project(scene.means + 3 * i, scene.quaternions + 4 * i, scene.scales + 3 * i, opacity,
+                           scene.receivers + 3 * x.receiver, scene.rotations + 9 * x.receiver, float(problem.nearest),
+                           float(problem.blur));
+    const Tiles t = p.visible ? tiles(problem, bounds(problem, p)) : Tiles{0, 0, 0, 0};
+    state.footprints[x.item] = footprint(p, opacity);
+    scratch.ranges[x.item] = make_ushort4(t.row, t.rows, t.column, t.columns);
+    scratch.keys[x.item] = uint64_t(__float_as_uint(p.distance)) << 32 | uint32_t(x.item);
+    radii[x.item] = p.visible ? p.radius : 0.0f;
 }
 
-// Sum over the threads of the block before this one, and over all of them.
-__device__ inline int64_t sum_before(int64_t mine, int64_t* sums, int64_t& all) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int64_t upto = mine;
-#pragma unroll
-    for (int m = 1; m < 32; m *= 2) {
-        const int64_t before = __shfl_sync(ALL, upto, lane >= m ? lane - m : lane);
-        if (lane >= m) upto += before;
-    }
-    __syncthreads();
-    if (lane == 31) sums[warp] = upto;
-    __syncthreads();
-    all = 0;
-    for (int w = 0; w < SCAN_THREADS / 32; ++w) {
-        if (w == warp) upto += all;
-        all += sums[w];
-    }
-    return upto - mine;
-}
-
-// Exclusive sums over the tiles, by one block: where each one's pairs begin, and its chunks after the first. `told` is
-// memory of the host, or null.
-__global__ void __launch_bounds__(SCAN_THREADS)
-    scan_tiles(State state, Scratch scratch, int64_t tiles, int64_t capacity, int64_t* told) {
-    __shared__ int64_t sums[SCAN_THREADS / 32];
-    const int64_t each = (tiles + SCAN_THREADS - 1) / SCAN_THREADS;
-    const int64_t first = each * threadIdx.x, last = first + each < tiles ? first + each : tiles;
-    int64_t pairs = 0, extras = 0, all_pairs, all_extras;
-    for (int64_t t = first; t < last; ++t) {
-        const int32_t count = scratch.counts[t];
-        pairs += count;
-        extras += count > CHUNK ? (count - 1) / CHUNK : 0;
-    }
-    pairs = sum_before(pairs, sums, all_pairs);
-    extras = sum_before(extras, sums, all_extras);
-    for (int64_t t = first; t < last; ++t) {
-        const int32_t count = scratch.counts[t];
-        state.starts[t] = scratch.counts[t] = int32_t(pairs < capacity ? pairs : capacity);
-        scratch.extras[t] = int32_t(extras);
-        pairs += count;
-        extras += count > CHUNK ? (count - 1) / CHUNK : 0;
-    }
-    if (threadIdx.x) return;
-    state.starts[tiles] = int32_t(all_pairs < capacity ? all_pairs : capacity);
-    scratch.extras[tiles] = int32_t(all_extras);
-    state.status[0] = all_pairs;
-    state.status[1] = all_pairs > capacity;
-    if (told) *told = all_pairs;
-}
-
-// Every pair to its tile's room, in any order.
-__global__ void __launch_bounds__(ITEM_THREADS) scatter_pairs(Problem problem, State state, Scratch scratch) {
-    __shared__ int32_t places[MOST_TILES];
-    if (state.status[1]) return;
-    const Item x(problem);
-    const int32_t per_receiver = tiles_across(problem) * tiles_up(problem);
-    const bool few = per_receiver <= MOST_TILES;
-    const int64_t first_tile = x.receiver * per_receiver, first_item = x.item - threadIdx.x % 32;
-    if (few) {
-        for (int t = threadIdx.x; t < per_receiver; t += ITEM_THREADS)
-            places[t] = state.starts[first_tile + t] + scratch.before[int64_t(blockIdx.x) * per_receiver + t];
-        __syncthreads();
-    }
-    const ushort4 range = x.inside ? scratch.ranges[x.item] : make_ushort4(0, 0, 0, 0);
-    int32_t* const next = few ? places : scratch.counts + first_tile;
-    for_each_pair(problem, range, [&](int lane, int32_t tile) {
-        const int64_t item = first_item + lane;
-        scratch.pairs[atomicAdd(next + tile, 1)] = uint64_t(scratch.distances[item]) << 32 | uint32_t(item);
-    });
-}
-
-// The chunk of a block: the first ones of all tiles, then the others. `count` is 0 if there is none for it.
-struct Chunk {
-    int32_t first, whole;  // the tile's pairs
-    int32_t from, count;   // those of the chunk among them
-
-    __device__ Chunk(const State& state, const Scratch& scratch, int32_t tiles) : first(0), whole(0), from(0), count(0) {
-        int32_t tile = blockIdx.x;
-        if (state.status[1]) return;
-        if (tile >= tiles) {
-            const int32_t extra = tile - tiles;
-            if (extra >= scratch.extras[tiles]) return;
-            int32_t low = 0, high = tiles - 1;  // the last tile with so many extra chunks, or fewer, before it
-            while (low < high) {
-                const int32_t middle = (low + high + 1) / 2;
-                if (scratch.extras[middle] <= extra)
-                    low = middle;
-                else
-                    high = middle - 1;
-            }
-            tile = low;
-            from = (extra - scratch.extras[tile] + 1) * CHUNK;
-        }
-        first = state.starts[tile];
-        whole = state.starts[tile + 1] - first;
-        count = min(whole - from, CHUNK);
-    }
-};
-
-// A block sorts a chunk. Every step compares upwards, so that what would lie beyond `count` needs not exist. Threads of a
-// warp stay within 64 keys while the stride is 32 or less.
-__global__ void __launch_bounds__(SORT_THREADS) sort_chunks(State state, Scratch scratch, int32_t tiles) {
+// A block sorts CHUNK keys of a receiver, or those that are left. Every step compares upwards, so that what would lie beyond
+// `count` needs not exist. Threads of a warp stay within 64 keys while the stride is 32 or less.
+__global__ void __launch_bounds__(SORT_THREADS) sort_chunks(int32_t gaussians, uint64_t* all) {
     __shared__ uint64_t keys[CHUNK];
-    const Chunk chunk(state, scratch, tiles);
-    const int count = chunk.count;
-    if (count <= 0) return;
-    uint64_t* const pairs = scratch.pairs + chunk.first + chunk.from;
-    for (unsigned t = threadIdx.x; t < unsigned(count); t += blockDim.x) keys[t] = pairs[t];
+    const int32_t chunks = int32_t(parts(gaussians, CHUNK)), receiver = int32_t(blockIdx.x) / chunks;
+    const int32_t from = (int32_t(blockIdx.x) - receiver * chunks) * CHUNK, count = min(gaussians - from, CHUNK);
+    const int t = int(threadIdx.x);
+    uint64_t* const given = all + int64_t(receiver) * gaussians + from;
+    for (int k = t; k < count; k += SORT_THREADS) keys[k] = given[k];
     __syncthreads();
     int size = 1;
     while (size < count) size *= 2;
     for (int k = 2; k <= size; k *= 2)
         for (int j = k / 2; j; j /= 2) {
-            for (unsigned t = threadIdx.x; t < unsigned(size / 2); t += blockDim.x) {
-                const int offset = int(t) & (j - 1), base = 2 * (int(t) - offset), low = base + offset;
-                const int high = 2 * j == k ? base + k - 1 - offset : low + j;
-                if (high >= count) continue;
+            const int offset = t & (j - 1), base = 2 * (t - offset), low = base + offset;
+            const int high = 2 * j == k ? base + k - 1 - offset : low + j;
+            if (high < count) {
                 const uint64_t a = keys[low], b = keys[high];
                 if (a > b) {
                     keys[low] = b;
@@ -272,37 +125,171 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_chunks(State state, Scratch
             else
                 __syncwarp();
         }
-    __syncthreads();
-    for (unsigned t = threadIdx.x; t < unsigned(count); t += blockDim.x) {
-        if (chunk.whole > CHUNK)
-            pairs[t] = keys[t];
-        else
-            state.members[chunk.first + t] = int32_t(uint32_t(keys[t]));
+    for (int k = t; k < count; k += SORT_THREADS) given[k] = keys[k];
+}
+
+// Merges `fan` sorted runs of a receiver's keys: a key's place is how many of each run come before it (no two keys are equal).
+// `run` and `fan` are powers of two. A search is a chain of waits for memory, so four go on at once.
+__global__ void __launch_bounds__(MERGE_THREADS)
+    merge_runs(int32_t gaussians, int32_t run, int32_t fan, const uint64_t* __restrict__ keys,
+               uint64_t* __restrict__ merged) {
+    const int32_t blocks = int32_t(parts(gaussians, MERGE_THREADS)), receiver = int32_t(blockIdx.x) / blocks;
+    const int32_t k = (int32_t(blockIdx.x) - receiver * blocks) * MERGE_THREADS + int32_t(threadIdx.x);
+    if (k >= gaussians) return;
+    keys += int64_t(receiver) * gaussians;
+    merged += int64_t(receiver) * gaussians;
+    const uint64_t key = keys[k];
+    const int64_t all = int64_t(fan) * run, first = k & -all, end = min(first + all, int64_t(gaussians));
+    int64_t place = first;
+    for (int64_t some = first; some < end; some += 4 * int64_t(run)) {
+        int32_t size[4], before[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            size[i] = int32_t(min(int64_t(run), end - some - i * int64_t(run)));
+            before[i] = 0;
+        }
+        for (int32_t step = run; step; step /= 2) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int32_t next = before[i] + step;
+                if (next <= size[i] && keys[some + i * int64_t(run) + next - 1] < key) before[i] = next;
+            }
+        }
+        place += int64_t(before[0]) + before[1] + before[2] + before[3];
+    }
+    merged[place] = key;
+}
+
+// Calls f(lane of the item, tile of its receiver) for those tiles of the warp's 32 items that lie in the `count` tiles
+// from `first` on, shared out evenly among the lanes: ranges near a pole are long.
+template <class F>
+__device__ void for_each_pair(const Problem& problem, ushort4 range, int32_t first, int32_t count, F f) {
+    const int lane = threadIdx.x % 32;
+    const int32_t across = tiles_across(problem), lowest = max(int32_t(range.x), first / across);
+    const int32_t highest = min(range.x + range.y - 1, (first + count - 1) / across);
+    const int32_t mine = max(0, highest - lowest + 1) * range.w;
+    int32_t upto = mine;  // pairs of this lane's item and those before
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+        const int32_t before = __shfl_sync(ALL, upto, lane >= m ? lane - m : lane);
+        if (lane >= m) upto += before;
+    }
+    const int32_t total = __shfl_sync(ALL, upto, 31);
+    const unsigned columns = range.z | unsigned(range.w) << 16;
+    for (int32_t from = 0; from < total; from += 32) {
+        const int32_t pair = from + lane;
+        int owner = 0;  // how many items end at or before the pair
+#pragma unroll
+        for (int step = 16; step; step /= 2) {
+            const int32_t end = __shfl_sync(ALL, upto, owner + step - 1);
+            if (end <= pair) owner += step;
+        }
+        owner = owner < 31 ? owner : 31;
+        const int32_t end = __shfl_sync(ALL, upto, owner), of_owner = __shfl_sync(ALL, mine, owner);
+        const int32_t row = __shfl_sync(ALL, lowest, owner);
+        const unsigned c = __shfl_sync(ALL, columns, owner);
+        if (pair >= total) continue;
+        const int32_t tile = tile_of(problem, {row, 0, int32_t(c & 0xffff), int32_t(c >> 16)}, pair - (end - of_owner));
+        if (tile >= first && tile < first + count) f(owner, tile);
     }
 }
 
-// Places the pairs of tiles that have several chunks: a pair's place is its own in its chunk, and how many of each other
-// chunk come before it. No two keys are equal.
-__global__ void __launch_bounds__(MERGE_THREADS) merge_chunks(State state, Scratch scratch, int32_t tiles) {
-    const Chunk chunk(state, scratch, tiles);
-    if (chunk.whole <= CHUNK) return;
-    const uint64_t* const pairs = scratch.pairs + chunk.first;
-    for (int t = threadIdx.x; t < chunk.count; t += MERGE_THREADS) {
-        const uint64_t key = pairs[chunk.from + t];
-        int32_t place = t;
-        for (int32_t other = 0; other < chunk.whole; other += CHUNK) {
-            if (other == chunk.from) continue;
-            int32_t low = 0, high = min(chunk.whole - other, CHUNK);
-            while (low < high) {
-                const int32_t middle = (low + high) / 2;
-                if (pairs[other + middle] < key)
-                    low = middle + 1;
-                else
-                    high = middle;
-            }
-            place += low;
+// The item of a thread by rank, and its range of tiles; none beyond the last.
+__device__ __forceinline__ ushort4 ranked(const Item& x, const Scratch& scratch, const uint64_t* order, uint32_t& item) {
+    item = x.inside ? uint32_t(order[x.item]) : 0;
+    return x.inside ? scratch.ranges[item] : make_ushort4(0, 0, 0, 0);
+}
+
+// How many pairs of each tile the block's ranks have. Thread t alone looks after the t-th of a band's tiles.
+__global__ void __launch_bounds__(ITEM_THREADS) count_pairs(Problem problem, Scratch scratch, const uint64_t* order) {
+    __shared__ int32_t counts[BAND];
+    uint32_t item;
+    const ushort4 range = ranked(Item(problem), scratch, order, item);
+    const int32_t tiles = tiles_across(problem) * tiles_up(problem);
+    for (int32_t first = 0; first < tiles; first += BAND) {
+        const int32_t some = min(tiles - first, BAND);
+        for (int t = threadIdx.x; t < some; t += ITEM_THREADS) counts[t] = 0;
+        __syncthreads();
+        for_each_pair(problem, range, first, some, [&](int, int32_t tile) { atomicAdd(counts + (tile - first), 1); });
+        __syncthreads();
+        for (int t = threadIdx.x; t < some; t += ITEM_THREADS)
+            scratch.before[int64_t(blockIdx.x) * tiles + first + t] = counts[t];
+    }
+}
+
+// From the pairs of every block to those of the blocks before; room for each tile's. A block has 32 tiles of a receiver;
+// each of its warps has a segment of the receiver's blocks of items.
+__global__ void __launch_bounds__(SUM_THREADS)
+    find_rooms(Problem problem, State state, Scratch scratch) {
+    __shared__ int32_t sums[SEGMENTS][32];
+    const int lane = threadIdx.x % 32, segment = threadIdx.x / 32;
+    const int64_t tiles = int64_t(tiles_across(problem)) * tiles_up(problem), groups = parts(tiles, 32);
+    const int64_t receiver = blockIdx.x / groups, tile = (blockIdx.x - receiver * groups) * 32 + lane;
+    const int64_t blocks = parts(problem.gaussians, ITEM_THREADS), each = parts(blocks, SEGMENTS);
+    const int64_t from = each * segment, to = from + each < blocks ? from + each : blocks;
+    int32_t* const mine = scratch.before + receiver * blocks * tiles + tile;
+    int32_t sum = 0;
+    if (tile < tiles) {
+#pragma unroll 8
+        for (int64_t b = from; b < to; ++b) sum += mine[b * tiles];
+    }
+    sums[segment][lane] = sum;
+    __syncthreads();
+    int32_t upto = 0, all = 0;
+    for (int s = 0; s < SEGMENTS; ++s) {
+        if (s == segment) upto = all;
+        all += sums[s][lane];
+    }
+    if (tile < tiles)
+        for (int64_t b = from; b < to; ++b) {
+            const int32_t count = mine[b * tiles];
+            mine[b * tiles] = upto;
+            upto += count;
         }
-        state.members[chunk.first + place] = int32_t(uint32_t(key));
+    if (segment) return;
+    int64_t end = all;
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+        const int64_t before = __shfl_sync(ALL, end, lane >= m ? lane - m : lane);
+        if (lane >= m) end += before;
+    }
+    unsigned long long start = 0;
+    if (lane == 31) start = atomicAdd(reinterpret_cast<unsigned long long*>(state.status), (unsigned long long)(end));
+    start = __shfl_sync(ALL, start, 31) + (unsigned long long)(end - all);
+    if (tile >= tiles) return;
+    state.starts[receiver * tiles + tile] = int32_t(start);  // of no use if they don't fit
+    state.lengths[receiver * tiles + tile] = all;
+}
+
+// Every pair to its place: ranks that reach a tile are marked, a warp's in a word, and written in their order by the thread
+// that looks after the tile. `told` is memory of the host, or null.
+__global__ void __launch_bounds__(ITEM_THREADS)
+    write_lists(Problem problem, State state, Scratch scratch, const uint64_t* order, int64_t capacity, int64_t* told) {
+    __shared__ uint32_t marks[ITEM_THREADS / 32][BAND], items[ITEM_THREADS];
+    const bool full = state.status[0] > capacity;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        state.status[1] = full;
+        if (told) *told = state.status[0];
+    }
+    if (full) return;
+    const Item x(problem);
+    const ushort4 range = ranked(x, scratch, order, items[threadIdx.x]);
+    const int32_t tiles = tiles_across(problem) * tiles_up(problem), warp = threadIdx.x / 32;
+    for (int32_t first = 0; first < tiles; first += BAND) {
+        const int32_t some = min(tiles - first, BAND);
+        for (int t = threadIdx.x; t < some; t += ITEM_THREADS)
+            for (int w = 0; w < ITEM_THREADS / 32; ++w) marks[w][t] = 0;
+        __syncthreads();
+        for_each_pair(problem, range, first, some,
+                      [&](int lane, int32_t tile) { atomicOr(&marks[warp][tile - first], 1u << lane); });
+        __syncthreads();
+        for (int t = threadIdx.x; t < some; t += ITEM_THREADS) {
+            int32_t* place = state.members + state.starts[x.receiver * tiles + first + t] +
+                             scratch.before[int64_t(blockIdx.x) * tiles + first + t];
+            for (int w = 0; w < ITEM_THREADS / 32; ++w)
+                for (uint32_t left = marks[w][t]; left; left &= left - 1)
+                    *place++ = int32_t(items[32 * w + __ffs(left) - 1]);
+        }
     }
 }
 
