@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from chanlab.errors import UsageError
 from chanlab.jscc.codec import Codec, Ratio
 from chanlab.jscc.contract import Received, Transmission, per_image, source_values
+from chanlab.jscc.depthwise import depthwise
 
 LOWEST_SNR_DB, HIGHEST_SNR_DB = -10.0, 30.0
 """Range of SNR that conditions are clipped to [dB]: below and above it nothing is learnt."""
@@ -49,7 +51,7 @@ class AdaptiveJSCC(Codec):
         widths: Sequence[int] = (64, 96),
         depths: Sequence[int] = (3, 4),
         kernel: int = 5,
-        conditioning: int = 32,
+        conditioning: int = 24,
     ) -> None:
         super().__init__(max_ratio, stride=8)
         if len(widths) != 2 or len(depths) != 2 or min(depths) < 1 or kernel % 2 == 0:
@@ -126,7 +128,7 @@ class GatedBlock(nn.Module):
         """
         spatial_scale, spatial_shift, mixer_scale, mixer_shift = modulation.chunk(4, -1)
         y = self.spatial_in(_normalise(x) * (1 + spatial_scale) + spatial_shift)
-        left, right = self.depthwise(y.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).chunk(2, -1)
+        left, right = depthwise(y, self.depthwise.weight, cast(Tensor, self.depthwise.bias)).chunk(2, -1)
         x = x + self.spatial_out(left * right)
         left, right = self.mixer_in(_normalise(x) * (1 + mixer_scale) + mixer_shift).chunk(2, -1)
         mixed: Tensor = self.mixer_out(left * right)
