@@ -70,8 +70,8 @@ class Way(NamedTuple):
 class Engine:
     """Trains codecs of one architecture, one after the other, with one compiled network and one CUDA graph.
 
-    Weights and the optimiser's state are reset in place between runs. On a GPU a step is timed as one graph of PyTorch's
-    own kernels and as one of compiled ones (`torch.compile`), and the faster is kept. What fails is said, and left out;
+    Weights and the optimiser's state are reset in place between runs. On a GPU a step is timed as one graph of plain
+    kernels and as one of compiled ones (`torch.compile`), and the faster is kept. What fails is said, and left out;
     without a graph steps are launched as usual.
 
     What is kept of a run is a moving average of its weights over the last `AVERAGED` of the steps.
@@ -216,7 +216,8 @@ class Engine:
         ratios: list[Tensor] | list[None] = [None] * DRAWN
         if self.ratio is not None:
             choices = [float(r) for r in ([arm.ratio] if arm.ratio is not None else self.args.train_ratios)]
-            ratios = list(self.table(tuple(choices))[torch.randint(len(choices), (count,), device=self.device)].chunk(DRAWN))
+            which = torch.randint(len(choices), (count,), device=self.device)
+            ratios = list(self.table(tuple(choices))[which].chunk(DRAWN))
         return list(zip(images.chunk(DRAWN), snr.chunk(DRAWN), ratios, strict=True))
 
     def table(self, choices: tuple[float, ...]) -> Tensor:

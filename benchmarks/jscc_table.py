@@ -18,7 +18,7 @@ from chanlab.metrics import bootstrap_interval
 from chanlab.records import Record, record, select
 
 SIZES = {"shrunk": "96x96", "crop": "96x96 crops", "photo": "512x768"}
-"""What photographs are evaluated as, and what records call it: shrunk as a whole, in crops at their own size, shrunk."""
+"""What photographs are evaluated as, and what records call it: shrunk to 96x96, cut at their own size, shrunk."""
 Results = Mapping[Arm, Mapping[str, Any]]
 
 

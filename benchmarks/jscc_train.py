@@ -5,8 +5,8 @@ Runs (--arms): `ours`, AdaptiveJSCC for all SNRs and bandwidth ratios at once; `
 `adaptive_1_6_10dB` for example. ADJSCC and DeepJSCC have as many parameters as ours. All have the same loss, batches,
 crops, schedule and steps, over AWGN; runs come in the order asked for.
 
-Below --out: weights/*.safetensors; runs/*.json, each with its loss and its PSNR on test photographs (--split): shrunk to
-96x96, on crops of 96x96, and at 512x768; results.json, whose intervals come from a bootstrap over photographs; psnr.png.
+Below --out: weights/*.safetensors; runs/*.json, each with its loss and its PSNR on test photographs (--split), shrunk
+to 96x96, in crops of 96x96, and at 512x768; results.json, whose intervals are a bootstrap over photographs; psnr.png.
 Runs whose weights are there are not trained again, and those evaluated not evaluated again, when the command is given
 again; the rest then has as many steps as they had, and a run that was interrupted goes on from partial/*.pt. Runs of
 other settings than asked for are refused, not compared.
@@ -74,7 +74,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kernel", type=int, default=5, help="of ours")
     parser.add_argument("--loss", choices=["psnr", "mse"], default="psnr", help="of all (default: psnr)")
     parser.add_argument(
-        "--lr", nargs="+", default=[], metavar="SYSTEM=RATE", help="default: adaptive=1e-3 adjscc=1e-3 deepjscc=1e-3"
+        "--lr", nargs="+", default=[], metavar="SYSTEM=RATE", help="default: adaptive=1e-3 adjscc=5e-4 deepjscc=5e-4"
     )
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--warmup", type=float, default=0.03, help="part of the steps")
@@ -104,7 +104,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         setattr(args, name, [as_ratio(r) for r in getattr(args, name)])
     if max(args.ratios) > max(args.train_ratios):
         raise UsageError("--ratios reach above --train-ratios: ours has no channels for them.")
-    rates = {"adaptive": 1e-3, "adjscc": 1e-3, "deepjscc": 1e-3}
+    rates = {"adaptive": 1e-3, "adjscc": 5e-4, "deepjscc": 5e-4}
     for item in args.lr:
         system, _, rate = item.partition("=")
         if system not in rates:
@@ -264,8 +264,8 @@ def main(given: Sequence[str] | None = None) -> None:
             engines[arm.architecture] = made = Engine(arm, data["train"], args)
             memory = torch.cuda.max_memory_allocated() / 1e9 if made.cuda else 0.0
             print(
-                f"{arm.name}: {sum(p.numel() for p in made.weights)} parameters, {1 / made.seconds_per_step:.0f} steps/s"
-                f", ready after {made.warm_up:.0f} s, {memory:.1f} GB"
+                f"{arm.name}: {sum(p.numel() for p in made.weights)} parameters, {1 / made.seconds_per_step:.0f} "
+                f"steps/s, ready after {made.warm_up:.0f} s, {memory:.1f} GB"
                 f"{', compiled' if made.way.compiled else ''}{', one graph' if made.graph is not None else ''}",
                 flush=True,
             )
