@@ -144,10 +144,10 @@ def test_the_grid():
 def test_peers_have_as_many_parameters_as_ours():
     ours = parameters(AdaptiveJSCC, Fraction(1, 6))
     for ratio in (Fraction(1, 6), Fraction(1, 12)):
-        for peer, near in ((ADJSCC, 0.01), (DeepJSCC, 0.04)):
+        for peer in (ADJSCC, DeepJSCC):
             filters = matching_filters(peer, ratio, ours)
             assert filters % 8 == 0
-            assert parameters(peer, ratio, filters, jscc.WIDE_KERNELS) == pytest.approx(ours, rel=near)
+            assert parameters(peer, ratio, filters, jscc.WIDE_KERNELS) == pytest.approx(ours, rel=0.035)
     small = jscc.SMALL
     narrow = parameters(AdaptiveJSCC, Fraction(1, 6), small["widths"], small["depths"], 5, small["conditioning"])
     kaira = 78128 + 78115 + 9  # convolutions of the paper of 2019, and a slope for each PReLU
