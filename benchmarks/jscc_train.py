@@ -54,7 +54,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--train-ratios",
         nargs="+",
-        default=["1/24", "1/12", "1/12", "1/8", "1/6", "1/6"],
+        default=["1/24", "1/12", "1/12", "1/8", "1/6", "1/6", "1/6"],
         help="k/n that ours draws from",
     )
     parser.add_argument("--snrs", nargs="+", type=float, default=[0.0, 5.0, 10.0, 15.0, 20.0], help="evaluated [dB]")

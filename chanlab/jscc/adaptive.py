@@ -32,6 +32,8 @@ class AdaptiveJSCC(Codec):
       begins with a codec that works, and learns where to spend power.
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
       decoder is told the mean SNR after equalisation.
+    - The scale that brings an image to unit power is told, in 10 bits of side information, counted: without it a pale
+      image and a vivid one are the same symbols.
     - Latent channels are ordered: the network has seen prefixes of all lengths, so that a lower bandwidth ratio is a
       prefix, and the first symbols carry what matters most.
     - The decoder gets each symbol's linear minimum mean square error estimate and the share of its energy that isn't
@@ -44,6 +46,8 @@ class AdaptiveJSCC(Codec):
         kernel: Of depthwise convolutions, odd.
         conditioning: Width of the features of SNR and ratio.
     """
+
+    scale_bits = 10
 
     def __init__(
         self,
@@ -72,12 +76,14 @@ class AdaptiveJSCC(Codec):
         """See `Codec.decode`."""
         used = received.used
         share = torch.where(used, received.power / (received.power + received.noise_variance), 0.0)
-        scale = share / (received.gain.clamp(min=1e-6) * received.power**0.5)
+        told = torch.full_like(received.snr_db, received.power**0.5) if received.scale is None else received.scale
+        scale = share / (received.gain.clamp(min=1e-6) * told[:, None])
         values = (scale * received.symbols.real, scale * received.symbols.imag, share)
         features = torch.cat([self.latent(value, image_shape) for value in values], 1)
         uses = used.sum(1)
         snr_db = torch.where(used, received.symbol_snr_db, 0.0).sum(1) / uses
         conditions = self.conditions(snr_db, uses, image_shape)
+        conditions = torch.cat([conditions, 2 * (told / received.power**0.5).log10()[:, None]], 1)
         return self.crop(self.synthesis(features, conditions), image_shape)
 
     def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
@@ -86,7 +92,10 @@ class AdaptiveJSCC(Codec):
         return latent
 
     def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
-        """See `Codec.synthesis`; the features are `[batch, 3 P, h, w]`: estimates, and their share of the energy."""
+        """See `Codec.synthesis`; the features are `[batch, 3 P, h, w]`: estimates, and their share of the energy.
+
+        The conditions are those of the encoder and the scale [10 dB], `[batch, 3]`.
+        """
         images: Tensor = self.decoder(features, conditions)
         return images
 
@@ -138,12 +147,12 @@ class GatedBlock(nn.Module):
 class _Trunk(nn.Module):
     """Blocks at two resolutions and the conditions that modulate them."""
 
-    def __init__(self, widths: Sequence[int], kernel: int, conditioning: int) -> None:
+    def __init__(self, widths: Sequence[int], kernel: int, conditions: int, conditioning: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(GatedBlock(width, kernel) for width in widths)
         self.widths = [4 * width for width in widths]
         self.embed = nn.Sequential(
-            nn.Linear(2, 2 * conditioning), nn.SiLU(), nn.Linear(2 * conditioning, conditioning), nn.SiLU()
+            nn.Linear(conditions, 2 * conditioning), nn.SiLU(), nn.Linear(2 * conditioning, conditioning), nn.SiLU()
         )
         self.modulate = _zero(nn.Linear(conditioning, sum(self.widths)))
 
@@ -163,7 +172,7 @@ class _Encoder(nn.Module):
         fine, coarse = widths
         self.depth = depths[0]
         self.stem = nn.Linear(48, fine)
-        self.trunk = _Trunk([fine] * depths[0] + [coarse] * depths[1], kernel, conditioning)
+        self.trunk = _Trunk([fine] * depths[0] + [coarse] * depths[1], kernel, 2, conditioning)
         self.down = nn.Linear(4 * fine, coarse)
         self.head = _zero(nn.Linear(coarse, 2 * channels))
         self.linear = nn.Linear(192, channels)
@@ -197,7 +206,7 @@ class _Decoder(nn.Module):
         fine, coarse = widths
         self.depth = depths[1]
         self.stem = nn.Linear(channels, coarse)
-        self.trunk = _Trunk([coarse] * depths[1] + [fine] * depths[0], kernel, conditioning)
+        self.trunk = _Trunk([coarse] * depths[1] + [fine] * depths[0], kernel, 3, conditioning)
         self.up = nn.Linear(coarse, 4 * fine)
         self.head = _zero(nn.Conv2d(fine, 48, 3, padding=1))
         self.latents = channels // 3 * 2

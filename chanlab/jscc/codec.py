@@ -19,10 +19,13 @@ from chanlab.jscc.contract import (
     exact_ratio,
     normalise_power,
     pair_iq,
+    power_scale,
     side_information_uses,
     source_values,
 )
 
+SCALE_DB = 30.0
+"""Range of scales that side information tells, on either side of 1 [dB]."""
 Ratio = float | Fraction | Tensor
 """A bandwidth ratio agreed beforehand, or one per image, float64 `[batch]`, which the receiver must be told."""
 
@@ -41,9 +44,11 @@ class Codec(nn.Module):
 
     Attributes:
         convention: Of the channel, whose power constraint symbols keep to.
+        scale_bits: Side information that tells the scale which brought an image's latents to unit power; 0: not told.
     """
 
     convention: Convention = STANDARD
+    scale_bits = 0
 
     def __init__(self, max_ratio: float | str | Fraction, stride: int) -> None:
         super().__init__()
@@ -125,18 +130,24 @@ class Codec(nn.Module):
                 raise UsageError(
                     f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
                 )
-            bits = torch.full_like(ratio, 0 if self.training else math.ceil(math.log2(most)), dtype=torch.float32)
+            bits = self.scale_bits + (0 if self.training else math.ceil(math.log2(most)))
+            side = torch.full_like(ratio, bits, dtype=torch.float32)
             uses = torch.floor(ratio * source_values(shape) + 1e-6).long()
-            sent = uses.clamp(max=most) - side_information_uses(bits, snr_db)
+            sent = uses.clamp(max=most) - side_information_uses(side, snr_db)
             if not self.training:  # that would wait for the device
                 self._check_budget(ratio, uses, sent, most)
-            return most, sent, bits
+            return most, sent, side
         width = channel_uses(shape, self.max_ratio if ratio is None else ratio)
         if width > most:
             raise UsageError(
                 f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
             )
-        return width, torch.full((len(images),), width, device=images.device), images.new_zeros(len(images))
+        side = images.new_full((len(images),), self.scale_bits)
+        uses = torch.full((len(images),), width, device=images.device)
+        sent = uses - side_information_uses(side, snr_db) if self.scale_bits else uses
+        if self.scale_bits and not self.training:
+            self._check_budget(uses / source_values(shape), uses, sent, most)
+        return width, sent, side
 
     def _check_budget(self, ratio: Tensor, uses: Tensor, sent: Tensor, most: int) -> None:
         if (uses > most).any():
@@ -162,7 +173,22 @@ class Codec(nn.Module):
         """
         symbols = pair_iq(latent)[:, :width]
         used = torch.arange(width, device=uses.device) < uses[:, None]
-        return Transmission(normalise_power(symbols, used, self.convention), used, side_bits)
+        scale = None
+        if self.scale_bits:
+            scale = self.told(power_scale(symbols, used, self.convention)).expand(len(symbols))
+        return Transmission(normalise_power(symbols, used, self.convention), used, side_bits, scale)
+
+    def told(self, scale: Tensor) -> Tensor:
+        """A scale as `scale_bits` tell it, in equal steps from -`SCALE_DB` to `SCALE_DB`; exact in training.
+
+        Args:
+            scale: `[batch]`.
+        """
+        decibel = (20 * scale.log10()).clamp(-SCALE_DB, SCALE_DB)
+        if not self.training:
+            step = 2 * SCALE_DB / (2**self.scale_bits - 1)
+            decibel = ((decibel + SCALE_DB) / step).round() * step - SCALE_DB
+        return 10 ** (decibel / 20)
 
     def latent(self, values: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
         """Real values of symbols `[batch, k]` at their places in the latent `[batch, P, h, w]`; unsent ones are 0."""

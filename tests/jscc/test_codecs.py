@@ -13,6 +13,8 @@ from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC
 from chanlab.jscc.adaptive import linear_start
 from chanlab.jscc.adjscc import AttentionFeature
 from chanlab.jscc.channels import AWGN
+from chanlab.jscc.codec import SCALE_DB
+from chanlab.jscc.contract import side_information_uses
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.gdn import GDN
 
@@ -117,7 +119,9 @@ def test_any_image_size_at_exactly_k_symbols(name, shape, ratio):
     sent = codec.encode(images, snr)
     k = math.floor(ratio * 3 * shape[0] * shape[1])
     assert sent.symbols.shape == (2, k)
-    assert sent.used.sum(1).tolist() == [k, k]
+    side = side_information_uses(torch.full((2,), float(codec.scale_bits)), snr)
+    assert (name == "adaptive") == (side.sum() > 0)
+    assert sent.used.sum(1).tolist() == (k - side).tolist()
     assert sent.uses(snr).tolist() == [k, k]
     received = codec.decode(through(sent, snr), (3, *shape))
     assert received.shape == images.shape
@@ -132,7 +136,7 @@ def test_power_and_symbols_of_an_image_are_its_own(name):
     images = torch.rand(3, 3, 24, 32) * torch.tensor([1.0, 0.3, 0.05])[:, None, None, None]
     snr = torch.tensor([0.0, 10.0, 20.0])
     sent = codec.encode(images, snr)
-    torch.testing.assert_close(sent.symbols.abs().square().mean(1), torch.ones(3))
+    torch.testing.assert_close(sent.power, torch.ones(3))
     for i in range(3):
         alone = codec.encode(images[i : i + 1], snr[i : i + 1])
         torch.testing.assert_close(alone.symbols[0], sent.symbols[i], rtol=1e-4, atol=1e-5)
@@ -155,14 +159,14 @@ def test_a_lower_rate_is_a_prefix():
     for layer in (codec.encoder.trunk.modulate, codec.encoder.gain):
         torch.nn.init.zeros_(layer.weight)  # of one latent, whatever the conditions
     images, snr = torch.rand(2, 3, 40, 48), torch.tensor([5.0, 10.0])
-    full = codec.encode(images, snr, Fraction(1, 6)).symbols
+    full = codec.encode(images, snr, Fraction(1, 6))
     for ratio in (Fraction(1, 12), Fraction(1, 24), 0.11):
-        part = codec.encode(images, snr, ratio).symbols
+        part = codec.encode(images, snr, ratio)
         k = math.floor(Fraction(ratio).limit_denominator(1000) * 3 * 40 * 48)
-        assert part.shape == (2, k)
-        prefix = full[:, :k]
-        scale = prefix.abs().square().mean(1, keepdim=True).rsqrt()
-        torch.testing.assert_close(part, prefix * scale, rtol=1e-4, atol=1e-5)
+        assert part.symbols.shape == (2, k)
+        prefix = torch.where(part.used, full.symbols[:, :k], 0.0)
+        scale = (part.used.sum(1) / prefix.abs().square().sum(1)).sqrt()
+        torch.testing.assert_close(part.symbols, prefix * scale[:, None], rtol=1e-4, atol=1e-5)
 
 
 def test_a_rate_per_image_is_told_and_counted():
@@ -172,7 +176,7 @@ def test_a_rate_per_image_is_told_and_counted():
     ratio = torch.tensor([1 / 24, 1 / 12, 1 / 6], dtype=torch.float64)
     sent = codec.encode(images, snr, ratio)
     n = 3 * 48 * 40
-    assert sent.side_bits.tolist() == [math.ceil(math.log2(n // 6))] * 3
+    assert sent.side_bits.tolist() == [codec.scale_bits + math.ceil(math.log2(n // 6))] * 3
     assert sent.uses(snr).tolist() == [n // 24, n // 12, n // 6]
     assert (sent.used.sum(1) < torch.tensor([n // 24, n // 12, n // 6])).all()
     assert (sent.symbols[~sent.used] == 0).all()
@@ -180,7 +184,7 @@ def test_a_rate_per_image_is_told_and_counted():
     first = sent.used.long().argmin(1)  # each a prefix
     assert (sent.used.sum(1)[:2] == first[:2]).all()
     agreed = codec.encode(images, snr, Fraction(1, 12))
-    assert agreed.side_bits.tolist() == [0, 0, 0]
+    assert agreed.side_bits.tolist() == [codec.scale_bits] * 3
     with pytest.raises(UsageError, match="float64"):
         codec.encode(images, snr, ratio.float())
 
@@ -210,8 +214,29 @@ def test_the_decoder_is_told_the_mean_snr_after_equalisation():
     codec.decoder.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1]))
     picture = codec.decode(received, (3, 32, 32))
     expected = codec.conditions(torch.tensor([5.0]), sent.used.sum(1), (3, 32, 32))
-    torch.testing.assert_close(seen[0], expected)  # half at 0 dB, half at 10 dB
+    torch.testing.assert_close(seen[0][:, :2], expected)  # half at 0 dB, half at 10 dB
+    torch.testing.assert_close(seen[0][:, 2], 2 * sent.scale.log10())
     torch.testing.assert_close(codec.decode(replace(received, snr_db=snr + 10), (3, 32, 32)), picture)
+
+
+def test_the_scale_of_an_image_is_told():
+    """An image and a paler one are the same symbols to the linear path; side information parts them."""
+    codec = small("adaptive")
+    for layer in (codec.encoder.head, codec.decoder.head):
+        torch.nn.init.zeros_(layer.weight), torch.nn.init.zeros_(layer.bias)
+    image, snr = smooth_images(1, (3, 32, 48)), torch.tensor([60.0, 60.0])
+    images = torch.cat([image, 0.5 + 0.4 * (image - 0.5)])
+    sent = codec.encode(images, snr)
+    torch.testing.assert_close(sent.symbols[0], sent.symbols[1], rtol=1e-3, atol=1e-3)
+    ratio = 20 * (sent.scale[1] / sent.scale[0]).log10()
+    assert abs(ratio + 20 * math.log10(0.4)) <= 2 * SCALE_DB / (2**codec.scale_bits - 1)
+    received = codec.decode(through(sent, snr), (3, 32, 48))
+    paler = received.std((1, 2, 3))
+    assert 0.3 < paler[1] / paler[0] < 0.5
+    # Told in steps, exact in training, where gradients go through it.
+    exact = codec.train().encode(images, snr).scale
+    assert 0 < (20 * (exact / sent.scale).log10()).abs().max() <= SCALE_DB / (2**codec.scale_bits - 1) + 1e-4
+    assert exact.requires_grad
 
 
 def test_what_was_not_sent_is_not_read():

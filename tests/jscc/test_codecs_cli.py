@@ -126,8 +126,8 @@ def test_training_draws_snr_and_ratio_per_image():
     assert snr.unique().numel() > 100
     assert sorted(ratio.unique().tolist()) == pytest.approx([1 / 24, 1 / 6])
     sent = module.codec.encode(torch.rand(2, 3, 32, 32), snr[:2], torch.tensor([1 / 24, 1 / 6], dtype=torch.float64))
-    assert sent.side_bits.tolist() == [0, 0]
-    assert sent.used.sum(1).tolist() == [128, 512]
+    assert sent.side_bits.tolist() == [module.codec.scale_bits] * 2  # no ratio is told
+    assert sent.uses(snr[:2]).tolist() == [128, 512]
     alone = small_module(snr_db=7.0)
     snr, ratio = alone.draw(5, torch.device("cpu"))
     assert snr.tolist() == [7.0] * 5

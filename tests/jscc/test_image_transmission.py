@@ -19,7 +19,17 @@ from chanlab.cli.image_report import beside, transmission_styles, with_receivers
 from chanlab.cli.image_systems import channel_name, image_batches, make_channel, make_codec, make_receivers, split_spec
 from chanlab.cli.received_images import most_detailed
 from chanlab.errors import ChanlabError, UsageError
-from chanlab.jscc import ADJSCC, MIMO, AdaptiveJSCC, JSCCModule, OFDMLink, Rayleigh, Rician, channel_uses
+from chanlab.jscc import (
+    ADJSCC,
+    MIMO,
+    AdaptiveJSCC,
+    JSCCModule,
+    OFDMLink,
+    Rayleigh,
+    Rician,
+    channel_uses,
+    side_information_uses,
+)
 from chanlab.jscc.evaluation import Link, Loss, digest, loss, loss_records, most_scales, stated_ratio
 from chanlab.metrics import psnr
 from chanlab.weights import save_weights
@@ -162,7 +172,8 @@ def test_pilots_are_within_the_ratio_or_told(spec):
     limit = channel_uses((3, 48, 48), SIXTH)
     _, got = link.send(images, ids, 10.0, SIXTH)
     assert 0.93 * limit < int(got.uses) <= limit
-    assert int(got.side_uses) == 0
+    bits = torch.tensor([float(link.codec.scale_bits)])
+    assert int(got.side_uses) == int(side_information_uses(bits, torch.tensor([10.0]))) == 4
     _, own = link.send(images, ids, 10.0)
     assert int(own.uses) == limit + int(own.pilot_uses)
     assert (int(own.pilot_uses) > 0) == (spec != "awgn")
