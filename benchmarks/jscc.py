@@ -80,6 +80,7 @@ def main(given: Sequence[str] | None = None) -> None:
     for peer, ours, name in pairs(args):
         for batch in args.batch:
             records += compare(peer, ours, name, batch, args)
+            save_records(args.results, records)
             print(f"{name}, {batch} at once: {records[-1]['ratio']:.2f} times as fast", flush=True)
     rows = [
         [
@@ -93,8 +94,7 @@ def main(given: Sequence[str] | None = None) -> None:
     ]
     print(table(["peer", "M parameters, ours / peer", "ours ms/image", "peer ms/image", "ratio"], rows))
     if args.weights is not None:
-        records += precision(args)
-    save_records(args.results, records)
+        save_records(args.results, precision(args))
 
 
 def pairs(args: argparse.Namespace) -> list[tuple[nn.Module, Codec, str]]:

@@ -15,7 +15,7 @@ from chanlab.jscc import ADJSCC, AdaptiveJSCC, Codec, DeepJSCC
 
 WIDE_KERNELS = (9, 5, 5, 5, 5)
 GROUPS = ("ours", "adjscc", "specialists", "deepjscc")
-DEFAULT = ("ours", "adjscc", "specialists", "deepjscc_1_6_10dB", "adaptive_1_6_10dB")
+DEFAULT = ("ours", "adjscc", "specialists", "deepjscc_1_6_10dB")
 
 
 @dataclass(frozen=True)

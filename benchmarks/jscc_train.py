@@ -74,7 +74,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kernel", type=int, default=5, help="of ours")
     parser.add_argument("--loss", choices=["psnr", "mse"], default="psnr", help="of all (default: psnr)")
     parser.add_argument(
-        "--lr", nargs="+", default=[], metavar="SYSTEM=RATE", help="default: adaptive=1e-3 adjscc=5e-4 deepjscc=5e-4"
+        "--lr", nargs="+", default=[], metavar="SYSTEM=RATE", help="default: adaptive=1e-3 adjscc=7e-4 deepjscc=7e-4"
     )
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--warmup", type=float, default=0.03, help="part of the steps")
@@ -104,7 +104,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         setattr(args, name, [as_ratio(r) for r in getattr(args, name)])
     if max(args.ratios) > max(args.train_ratios):
         raise UsageError("--ratios reach above --train-ratios: ours has no channels for them.")
-    rates = {"adaptive": 1e-3, "adjscc": 5e-4, "deepjscc": 5e-4}
+    rates = {"adaptive": 1e-3, "adjscc": 7e-4, "deepjscc": 7e-4}
     for item in args.lr:
         system, _, rate = item.partition("=")
         if system not in rates:
