@@ -204,7 +204,7 @@ def fast(codec: Codec, images: Tensor, args: argparse.Namespace) -> Callable[[],
             symbols = sent.symbols
             ones = torch.ones_like(symbols.real)
             uses = torch.zeros_like(sent.used[:, 0], dtype=torch.int64)
-            received = Received(symbols, sent.used, snr, 0.1 * ones, ones, uses, uses, scale=sent.scale)
+            received = Received(symbols, sent.used, snr, 0.1 * ones, ones, uses, uses, side=sent.side)
             return codec.decode(received, shape)
 
     if images.device.type != "cuda" or not args.graph:

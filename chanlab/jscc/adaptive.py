@@ -13,9 +13,18 @@ from torch.nn import functional as F
 
 from chanlab.errors import UsageError
 from chanlab.jscc.codec import Codec, Ratio
-from chanlab.jscc.contract import Received, Transmission, per_image, source_values
+from chanlab.jscc.contract import (
+    Received,
+    Transmission,
+    normalise_power,
+    per_image,
+    power_scale,
+    source_values,
+)
 from chanlab.jscc.depthwise import depthwise
 
+SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB = 10, -20.0, 60.0
+"""Side information that tells a scale, in equal steps of its range [dB]."""
 LOWEST_SNR_DB, HIGHEST_SNR_DB = -10.0, 30.0
 """Range of SNR that conditions are clipped to [dB]: below and above it nothing is learnt."""
 
@@ -32,8 +41,9 @@ class AdaptiveJSCC(Codec):
       begins with a codec that works, and learns where to spend power.
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
       decoder is told the mean SNR after equalisation.
-    - The scale that brings an image to unit power is told, in 10 bits of side information, counted: without it a pale
-      image and a vivid one are the same symbols.
+    - 34 bits of side information, counted, tell an image's mean colour, which isn't sent otherwise, and the scale that
+      brings the rest to unit power: no power is spent on what a few bits can say, and a pale image and a vivid one are
+      not the same symbols.
     - Latent channels are ordered: the network has seen prefixes of all lengths, so that a lower bandwidth ratio is a
       prefix, and the first symbols carry what matters most.
     - The decoder gets each symbol's linear minimum mean square error estimate and the share of its energy that isn't
@@ -47,7 +57,7 @@ class AdaptiveJSCC(Codec):
         conditioning: Width of the features of SNR and ratio.
     """
 
-    scale_bits = 10
+    side_bits = 3 * 8 + SCALE_BITS
 
     def __init__(
         self,
@@ -69,22 +79,39 @@ class AdaptiveJSCC(Codec):
         """See `Codec.encode`."""
         snr_db = per_image(snr_db, images)
         width, uses, bits = self.budget(images, snr_db, ratio)
-        latent = self.analysis(self.pad(images), self.conditions(snr_db, uses, images.shape[1:]))
-        return self.transmission(latent, width, uses, bits)
+        padded = self.pad(images)
+        mean = (255 * images.float().mean((2, 3))).round().clamp(0, 255) / 255
+        conditions = self.conditions(snr_db, uses, images.shape[1:])
+        latent = self.analysis(padded - mean[..., None, None] + 0.5, conditions)
+        symbols, used = self.symbols(latent, width, uses)
+        scale = self.told(power_scale(symbols, used, self.convention)).expand(len(images))
+        side = torch.cat([scale[:, None], mean], 1)
+        return Transmission(normalise_power(symbols, used, self.convention), used, bits, side)
+
+    def told(self, scale: Tensor) -> Tensor:
+        """A scale as side information tells it, `[batch]`; exact in training."""
+        decibel = (20 * scale.log10()).clamp(LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
+        if not self.training:
+            step = (HIGHEST_SCALE_DB - LOWEST_SCALE_DB) / (2**SCALE_BITS - 1)
+            decibel = ((decibel - LOWEST_SCALE_DB) / step).round() * step + LOWEST_SCALE_DB
+        return 10 ** (decibel / 20)
 
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """See `Codec.decode`."""
         used = received.used
         share = torch.where(used, received.power / (received.power + received.noise_variance), 0.0)
-        told = torch.full_like(received.snr_db, received.power**0.5) if received.scale is None else received.scale
-        scale = share / (received.gain.clamp(min=1e-6) * told[:, None])
+        side = received.side
+        if side is None:  # as if it were grey, and its scale 1
+            side = torch.tensor([received.power**0.5, 0.5, 0.5, 0.5], device=share.device).expand(len(share), -1)
+        scale = share / (received.gain.clamp(min=1e-6) * side[:, :1])
         values = (scale * received.symbols.real, scale * received.symbols.imag, share)
         features = torch.cat([self.latent(value, image_shape) for value in values], 1)
         uses = used.sum(1)
         snr_db = torch.where(used, received.symbol_snr_db, 0.0).sum(1) / uses
         conditions = self.conditions(snr_db, uses, image_shape)
-        conditions = torch.cat([conditions, 2 * (told / received.power**0.5).log10()[:, None]], 1)
-        return self.crop(self.synthesis(features, conditions), image_shape)
+        conditions = torch.cat([conditions, 2 * (side[:, :1] / received.power**0.5).log10() - 1], 1)
+        images = self.synthesis(features, conditions) + (side[:, 1:, None, None] - 0.5)
+        return self.crop(images, image_shape)
 
     def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
         """See `Codec.analysis`; for the conditions see `conditions`."""
@@ -94,7 +121,7 @@ class AdaptiveJSCC(Codec):
     def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
         """See `Codec.synthesis`; the features are `[batch, 3 P, h, w]`: estimates, and their share of the energy.
 
-        The conditions are those of the encoder and the scale [10 dB], `[batch, 3]`.
+        The conditions are those of the encoder and the scale [10 dB], `[batch, 3]`. Without the image's mean colour.
         """
         images: Tensor = self.decoder(features, conditions)
         return images

@@ -19,13 +19,10 @@ from chanlab.jscc.contract import (
     exact_ratio,
     normalise_power,
     pair_iq,
-    power_scale,
     side_information_uses,
     source_values,
 )
 
-SCALE_DB = 30.0
-"""Range of scales that side information tells, on either side of 1 [dB]."""
 Ratio = float | Fraction | Tensor
 """A bandwidth ratio agreed beforehand, or one per image, float64 `[batch]`, which the receiver must be told."""
 
@@ -44,11 +41,11 @@ class Codec(nn.Module):
 
     Attributes:
         convention: Of the channel, whose power constraint symbols keep to.
-        scale_bits: Side information that tells the scale which brought an image's latents to unit power; 0: not told.
+        side_bits: Side information about each image, whatever its rate [bit].
     """
 
     convention: Convention = STANDARD
-    scale_bits = 0
+    side_bits = 0
 
     def __init__(self, max_ratio: float | str | Fraction, stride: int) -> None:
         super().__init__()
@@ -130,7 +127,7 @@ class Codec(nn.Module):
                 raise UsageError(
                     f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
                 )
-            bits = self.scale_bits + (0 if self.training else math.ceil(math.log2(most)))
+            bits = self.side_bits + (0 if self.training else math.ceil(math.log2(most)))
             side = torch.full_like(ratio, bits, dtype=torch.float32)
             uses = torch.floor(ratio * source_values(shape) + 1e-6).long()
             sent = uses.clamp(max=most) - side_information_uses(side, snr_db)
@@ -142,10 +139,10 @@ class Codec(nn.Module):
             raise UsageError(
                 f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
             )
-        side = images.new_full((len(images),), self.scale_bits)
+        side = images.new_full((len(images),), self.side_bits)
         uses = torch.full((len(images),), width, device=images.device)
-        sent = uses - side_information_uses(side, snr_db) if self.scale_bits else uses
-        if self.scale_bits and not self.training:
+        sent = uses - side_information_uses(side, snr_db) if self.side_bits else uses
+        if self.side_bits and not self.training:
             self._check_budget(uses / source_values(shape), uses, sent, most)
         return width, sent, side
 
@@ -171,24 +168,12 @@ class Codec(nn.Module):
             uses: Symbols that each image sends, `[batch]`.
             side_bits: `[batch]` [bit].
         """
-        symbols = pair_iq(latent)[:, :width]
-        used = torch.arange(width, device=uses.device) < uses[:, None]
-        scale = None
-        if self.scale_bits:
-            scale = self.told(power_scale(symbols, used, self.convention)).expand(len(symbols))
-        return Transmission(normalise_power(symbols, used, self.convention), used, side_bits, scale)
+        symbols, used = self.symbols(latent, width, uses)
+        return Transmission(normalise_power(symbols, used, self.convention), used, side_bits)
 
-    def told(self, scale: Tensor) -> Tensor:
-        """A scale as `scale_bits` tell it, in equal steps from -`SCALE_DB` to `SCALE_DB`; exact in training.
-
-        Args:
-            scale: `[batch]`.
-        """
-        decibel = (20 * scale.log10()).clamp(-SCALE_DB, SCALE_DB)
-        if not self.training:
-            step = 2 * SCALE_DB / (2**self.scale_bits - 1)
-            decibel = ((decibel + SCALE_DB) / step).round() * step - SCALE_DB
-        return 10 ** (decibel / 20)
+    def symbols(self, latent: Tensor, width: int, uses: Tensor) -> tuple[Tensor, Tensor]:
+        """Symbols of latents before their power is normalised, and which of them are sent; see `transmission`."""
+        return pair_iq(latent)[:, :width], torch.arange(width, device=uses.device) < uses[:, None]
 
     def latent(self, values: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
         """Real values of symbols `[batch, k]` at their places in the latent `[batch, P, h, w]`; unsent ones are 0."""

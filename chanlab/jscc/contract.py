@@ -236,13 +236,13 @@ class Transmission:
         symbols: Complex64 `[batch, k]`, of unit power per image over those used; the others exactly zero.
         used: Which symbols are sent, bool `[batch, k]`.
         side_bits: What the receiver must know besides the symbols (a rate, a mask, a scale) [bit], float `[batch]`.
-        scale: What latents were multiplied by, `[batch]`, where side information tells it; None: nobody knows.
+        side: What of that isn't the mask, as the codec's decoder takes it, float `[batch, values]`, or None.
     """
 
     symbols: Tensor
     used: Tensor
     side_bits: Tensor
-    scale: Tensor | None = None
+    side: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_symbols(self.symbols, self.used)
@@ -294,7 +294,7 @@ class Received:
             symbols (a MIMO channel use carries several symbols), int64 `[batch]`.
         pilot_uses: Channel uses of the pilots of that frame, int64 `[batch]`.
         power: Mean |x|² of sent symbols under the channel's convention.
-        scale: Of the transmission, as its side information tells it.
+        side: That of the transmission.
     """
 
     symbols: Tensor
@@ -305,7 +305,7 @@ class Received:
     data_uses: Tensor
     pilot_uses: Tensor
     power: float = 1.0
-    scale: Tensor | None = None
+    side: Tensor | None = None
 
     @property
     def symbol_snr_db(self) -> Tensor:

@@ -10,10 +10,9 @@ from contract_checks import check_codec, smooth_images
 
 from chanlab.errors import UsageError
 from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC
-from chanlab.jscc.adaptive import linear_start
+from chanlab.jscc.adaptive import HIGHEST_SCALE_DB, LOWEST_SCALE_DB, SCALE_BITS, linear_start
 from chanlab.jscc.adjscc import AttentionFeature
 from chanlab.jscc.channels import AWGN
-from chanlab.jscc.codec import SCALE_DB
 from chanlab.jscc.contract import side_information_uses
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.gdn import GDN
@@ -111,7 +110,7 @@ def test_attention_feature_module():
 
 
 @codecs
-@pytest.mark.parametrize("shape", [(96, 96), (33, 50), (8, 8), (97, 16)])
+@pytest.mark.parametrize("shape", [(96, 96), (33, 50), (16, 16), (97, 16)])
 @pytest.mark.parametrize("ratio", [Fraction(1, 6), Fraction(1, 12)])
 def test_any_image_size_at_exactly_k_symbols(name, shape, ratio):
     codec = small(name, ratio)
@@ -119,7 +118,7 @@ def test_any_image_size_at_exactly_k_symbols(name, shape, ratio):
     sent = codec.encode(images, snr)
     k = math.floor(ratio * 3 * shape[0] * shape[1])
     assert sent.symbols.shape == (2, k)
-    side = side_information_uses(torch.full((2,), float(codec.scale_bits)), snr)
+    side = side_information_uses(torch.full((2,), float(codec.side_bits)), snr)
     assert (name == "adaptive") == (side.sum() > 0)
     assert sent.used.sum(1).tolist() == (k - side).tolist()
     assert sent.uses(snr).tolist() == [k, k]
@@ -176,7 +175,7 @@ def test_a_rate_per_image_is_told_and_counted():
     ratio = torch.tensor([1 / 24, 1 / 12, 1 / 6], dtype=torch.float64)
     sent = codec.encode(images, snr, ratio)
     n = 3 * 48 * 40
-    assert sent.side_bits.tolist() == [codec.scale_bits + math.ceil(math.log2(n // 6))] * 3
+    assert sent.side_bits.tolist() == [codec.side_bits + math.ceil(math.log2(n // 6))] * 3
     assert sent.uses(snr).tolist() == [n // 24, n // 12, n // 6]
     assert (sent.used.sum(1) < torch.tensor([n // 24, n // 12, n // 6])).all()
     assert (sent.symbols[~sent.used] == 0).all()
@@ -184,7 +183,7 @@ def test_a_rate_per_image_is_told_and_counted():
     first = sent.used.long().argmin(1)  # each a prefix
     assert (sent.used.sum(1)[:2] == first[:2]).all()
     agreed = codec.encode(images, snr, Fraction(1, 12))
-    assert agreed.side_bits.tolist() == [codec.scale_bits] * 3
+    assert agreed.side_bits.tolist() == [codec.side_bits] * 3
     with pytest.raises(UsageError, match="float64"):
         codec.encode(images, snr, ratio.float())
 
@@ -215,28 +214,41 @@ def test_the_decoder_is_told_the_mean_snr_after_equalisation():
     picture = codec.decode(received, (3, 32, 32))
     expected = codec.conditions(torch.tensor([5.0]), sent.used.sum(1), (3, 32, 32))
     torch.testing.assert_close(seen[0][:, :2], expected)  # half at 0 dB, half at 10 dB
-    torch.testing.assert_close(seen[0][:, 2], 2 * sent.scale.log10())
+    torch.testing.assert_close(seen[0][:, 2], 2 * sent.side[:, 0].log10() - 1)
     torch.testing.assert_close(codec.decode(replace(received, snr_db=snr + 10), (3, 32, 32)), picture)
 
 
-def test_the_scale_of_an_image_is_told():
-    """An image and a paler one are the same symbols to the linear path; side information parts them."""
+def test_mean_colour_and_scale_are_told():
+    """Images that differ in colour and contrast alone are the same symbols; side information parts them."""
     codec = small("adaptive")
     for layer in (codec.encoder.head, codec.decoder.head):
         torch.nn.init.zeros_(layer.weight), torch.nn.init.zeros_(layer.bias)
-    image, snr = smooth_images(1, (3, 32, 48)), torch.tensor([60.0, 60.0])
-    images = torch.cat([image, 0.5 + 0.4 * (image - 0.5)])
+    image, snr = 0.3 + 0.4 * smooth_images(1, (3, 32, 48)), torch.tensor([60.0, 60.0])
+    colour = torch.tensor([0.2, -0.1, 0.0])[:, None, None]
+    images = torch.cat([image, image.mean((2, 3), keepdim=True) + colour + 0.4 * (image - image.mean((2, 3), True))])
     sent = codec.encode(images, snr)
-    torch.testing.assert_close(sent.symbols[0], sent.symbols[1], rtol=1e-3, atol=1e-3)
-    ratio = 20 * (sent.scale[1] / sent.scale[0]).log10()
-    assert abs(ratio + 20 * math.log10(0.4)) <= 2 * SCALE_DB / (2**codec.scale_bits - 1)
+    assert (sent.symbols[0].conj() * sent.symbols[1]).real.sum() / sent.used[0].sum() > 0.999  # but for rounded means
+    torch.testing.assert_close(sent.side[:, 1:], images.mean((2, 3)), rtol=0.0, atol=0.5001 / 255)
+    step = (HIGHEST_SCALE_DB - LOWEST_SCALE_DB) / (2**SCALE_BITS - 1)
+    assert abs(20 * (sent.side[1, 0] / sent.side[0, 0]).log10() + 20 * math.log10(0.4)) <= step + 0.1
     received = codec.decode(through(sent, snr), (3, 32, 48))
-    paler = received.std((1, 2, 3))
-    assert 0.3 < paler[1] / paler[0] < 0.5
+    torch.testing.assert_close(received.mean((2, 3)), images.mean((2, 3)), rtol=0.0, atol=0.01)
+    spread = received.std((2, 3)).mean(1)
+    assert 0.35 < spread[1] / spread[0] < 0.45
     # Told in steps, exact in training, where gradients go through it.
-    exact = codec.train().encode(images, snr).scale
-    assert 0 < (20 * (exact / sent.scale).log10()).abs().max() <= SCALE_DB / (2**codec.scale_bits - 1) + 1e-4
+    exact = codec.train().encode(images, snr).side
+    assert 0 < (20 * (exact[:, 0] / sent.side[:, 0]).log10()).abs().max() <= step / 2 + 1e-4
     assert exact.requires_grad
+
+
+def test_an_even_image_is_its_colour():
+    codec = small("adaptive")
+    codec.encoder.gain.weight.data.zero_()
+    images = torch.tensor([0.2, 0.5, 0.9])[None, :, None, None].expand(1, 3, 24, 24)
+    for snr in (torch.tensor([0.0]), torch.tensor([20.0])):
+        sent = codec.encode(images, snr)
+        assert sent.symbols.isfinite().all()
+        assert codec.decode(AWGN()(sent, snr), (3, 24, 24)).isfinite().all()
 
 
 def test_what_was_not_sent_is_not_read():
@@ -262,7 +274,7 @@ def test_training_reaches_every_parameter(name):
 
 def test_mistakes_are_told():
     codec = small("adaptive")
-    images, snr = torch.rand(1, 3, 16, 16), torch.tensor([0.0])
+    images, snr = torch.rand(1, 3, 32, 32), torch.tensor([0.0])
     with pytest.raises(UsageError, match="up to 1/6"):
         codec.encode(images, snr, 1 / 3)
     with pytest.raises(UsageError, match="no symbol"):
