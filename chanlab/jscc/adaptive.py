@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import cast
@@ -22,6 +21,7 @@ from chanlab.jscc.contract import (
     source_values,
 )
 from chanlab.jscc.depthwise import depthwise
+from chanlab.jscc.latents import LatentTransform, linear_start
 
 SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB = 10, -20.0, 60.0
 """Side information that tells a scale, in equal steps of its range [dB]."""
@@ -39,6 +39,8 @@ class AdaptiveJSCC(Codec):
     - A linear path, blocks of 8 x 8 pixels to latents and back, stands beside the networks, which weigh its latents and
       add to them. It starts as analogue transmission of DCT coefficients (`linear_start`), they start at zero: training
       begins with a codec that works, and learns where to spend power.
+    - Latents of neighbouring blocks are alike: a further DCT over 4 x 4 of them (`LatentTransform`) sends each of its
+      coefficients at a gain of its own. Convolutions, which treat all positions alike, couldn't.
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
       decoder is told the mean SNR after equalisation.
     - 34 bits of side information, counted, tell an image's mean colour, which isn't sent otherwise, and the scale that
@@ -72,6 +74,8 @@ class AdaptiveJSCC(Codec):
             raise UsageError(
                 f"widths and depths are two numbers each, and the kernel is odd: not {widths}, {depths}, {kernel}."
             )
+        self.spread = LatentTransform(2 * self.pairs)
+        self.gather = LatentTransform(2 * self.pairs, inverse=True)
         self.encoder = _Encoder(2 * self.pairs, widths, depths, kernel, conditioning)
         self.decoder = _Decoder(3 * self.pairs, widths, depths, kernel, conditioning)
 
@@ -115,7 +119,7 @@ class AdaptiveJSCC(Codec):
 
     def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
         """See `Codec.analysis`; for the conditions see `conditions`."""
-        latent: Tensor = self.encoder(images, conditions)
+        latent: Tensor = self.spread(self.encoder(images, conditions))
         return latent
 
     def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
@@ -123,7 +127,8 @@ class AdaptiveJSCC(Codec):
 
         The conditions are those of the encoder and the scale [10 dB], `[batch, 3]`. Without the image's mean colour.
         """
-        images: Tensor = self.decoder(features, conditions)
+        estimates = self.gather(features[:, : 2 * self.pairs])
+        images: Tensor = self.decoder(torch.cat([estimates, features[:, 2 * self.pairs :]], 1), conditions)
         return images
 
     def conditions(self, snr_db: Tensor, uses: Tensor, image_shape: Sequence[int]) -> Tensor:
@@ -275,42 +280,6 @@ def _from_patches(x: Tensor, size: int) -> Tensor:
     batch, height, width, channels = x.shape
     x = x.reshape(batch, height, width, size, size, channels // size**2).transpose(2, 3)
     return x.reshape(batch, height * size, width * size, channels // size**2)
-
-
-def linear_start(channels: int) -> tuple[Tensor, Tensor]:
-    """Analogue transmission of blocks of 8 x 8 pixels: where the linear path of `AdaptiveJSCC` starts.
-
-    DCT coefficients of decorrelated colours, those of most variance in natural images first, two to a complex channel,
-    each at a gain of σ^(-1/2), which is best where power is shared and receivers are linear (Lee and Petersen, 1976;
-    SoftCast: Jakubczak and Katabi, 2011). The standard deviation falls with spatial frequency f as 1 / (0.3 + f), and
-    is a quarter for colour differences. An image of mean square 1/4 in [-1, 1] has unit power.
-
-    Args:
-        channels: Real latent channels, in-phase ones first.
-
-    Returns:
-        Weights from pixels `[row, column, colour]` in [-1, 1] to latents, `[channels, 192]`, and back,
-        `[192, channels]`; channels beyond the 192 coefficients are zero.
-    """
-    size = torch.arange(8)
-    waves = (math.pi / 8 * (size + 0.5) * size[:, None]).cos()
-    waves = waves / waves.norm(dim=1, keepdim=True)
-    colours = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]])
-    colours = colours / colours.norm(dim=1, keepdim=True)
-    basis = torch.einsum("kc,uy,vx->kuvyxc", colours, waves, waves).reshape(192, 192)
-    frequency = torch.hypot(*torch.meshgrid(size.float(), size.float(), indexing="ij"))
-    deviation = (torch.tensor([1.0, 0.25, 0.25])[:, None, None] / (0.3 + frequency)).flatten()
-    deviation = deviation * (192 / 4 / deviation.square().sum()).sqrt()
-    order = deviation.argsort(descending=True, stable=True)[:channels]
-    order = torch.cat([order[0::2], order[1::2]])
-    gain = deviation[order].rsqrt()
-    gain = gain / (2 * (gain * deviation[order]).square().mean()).sqrt()
-    encoder, decoder = torch.zeros(channels, 192), torch.zeros(192, channels)
-    half, used = channels // 2, len(order) // 2
-    rows = torch.cat([torch.arange(used), half + torch.arange(len(order) - used)])
-    encoder[rows] = basis[order] * gain[:, None]
-    decoder[:, rows] = basis[order].T / gain
-    return encoder, decoder
 
 
 def _zero(layer: nn.Linear | nn.Conv2d) -> nn.Linear | nn.Conv2d:

@@ -10,12 +10,13 @@ from contract_checks import check_codec, smooth_images
 
 from chanlab.errors import UsageError
 from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC
-from chanlab.jscc.adaptive import HIGHEST_SCALE_DB, LOWEST_SCALE_DB, SCALE_BITS, linear_start
+from chanlab.jscc.adaptive import HIGHEST_SCALE_DB, LOWEST_SCALE_DB, SCALE_BITS
 from chanlab.jscc.adjscc import AttentionFeature
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.contract import side_information_uses
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.gdn import GDN
+from chanlab.jscc.latents import LatentTransform, linear_start
 
 
 def small(name, ratio=Fraction(1, 6)):
@@ -218,6 +219,23 @@ def test_the_decoder_is_told_the_mean_snr_after_equalisation():
     torch.testing.assert_close(codec.decode(replace(received, snr_db=snr + 10), (3, 32, 32)), picture)
 
 
+@pytest.mark.parametrize("grid", [(12, 8), (9, 14), (3, 20)])
+def test_latents_of_neighbours_are_transformed_and_back(grid):
+    there, back = LatentTransform(64), LatentTransform(64, inverse=True)
+    latent = torch.randn(2, 64, *grid, requires_grad=True)
+    coefficients = there(latent)
+    torch.testing.assert_close(back(coefficients), latent)
+    assert coefficients.requires_grad
+    # Blocks of 4 x 4 alone: what lies beyond is as it was, and a smooth block is its mean.
+    height, width = grid[0] // 4 * 4, grid[1] // 4 * 4
+    torch.testing.assert_close(coefficients[:, :, height:], latent[:, :, height:])
+    even = there(torch.ones(1, 64, *grid))[:, :, :height, :width]
+    assert height == 0 or (even.abs() > 1e-5).float().mean() == pytest.approx(1 / 16)
+    # At the start the mean of a block of means, whose variance is the largest, is sent at a lower gain.
+    assert (there.gain[:, 0, 0] < 0).sum() == 3
+    torch.testing.assert_close(there.gain, -back.gain)
+
+
 def test_mean_colour_and_scale_are_told():
     """Images that differ in colour and contrast alone are the same symbols; side information parts them."""
     codec = small("adaptive")
@@ -266,8 +284,8 @@ def test_what_was_not_sent_is_not_read():
 def test_training_reaches_every_parameter(name):
     codec = small(name).train()
     snr = torch.tensor([0.0, 20.0])
-    images = torch.rand(2, 3, 20, 28)
-    received = codec.decode(through(codec.encode(images, snr), snr), (3, 20, 28))
+    images = torch.rand(2, 3, 36, 44)
+    received = codec.decode(through(codec.encode(images, snr), snr), (3, 36, 44))
     (received - images).square().mean().backward()
     assert not [n for n, p in codec.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
 
