@@ -20,6 +20,8 @@ from torch import Tensor
 
 from chanlab.errors import UsageError
 
+FAINTEST = 1e-12
+"""Least energy of a symbol, before power is normalised, that is brought to full power."""
 SIDE_GAP_DB = 3.0
 """Distance of the code of the side information from capacity [dB]; see `side_information_uses`."""
 
@@ -188,8 +190,9 @@ def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convent
     count = x.new_full((len(x),), x.shape[1], dtype=torch.float32) if used is None else used.sum(1).to(energy)
     if convention.power_over == "batch":
         energy, count = energy.sum(0, keepdim=True), count.sum(0, keepdim=True)
-    sent = energy > 0
-    return (convention.power * count / energy.where(sent, 1.0)).sqrt()
+    # Below the floor an image is as good as empty: its gradient would be endless.
+    floored = torch.maximum(energy, FAINTEST * count)
+    return (convention.power * count / floored.where(energy > 0, 1.0)).sqrt()
 
 
 def pair_iq(latent: Tensor) -> Tensor:
