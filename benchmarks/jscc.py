@@ -87,7 +87,7 @@ def main(given: Sequence[str] | None = None) -> None:
             f"{r['condition']['peer']}, {r['condition']['batch']} at once",
             f"{r['parameters'] / 1e6:.3f} / {r['peer_parameters'] / 1e6:.3f}",
             f"{1e3 / r['value']:.3f}",
-            f"{1e3 / r['peer']:.3f}",
+            f"{1e3 / r['peer_value']:.3f}",
             f"{r['ratio']:.2f}",
         ]
         for r in records
@@ -172,7 +172,7 @@ def compare(peer: nn.Module, ours: Codec, name: str, batch: int, args: argparse.
             condition=condition,
             n=args.rounds * args.repeats * batch,
             unit="1/s",
-            peer=1 / medians["peer"],
+            peer_value=1 / medians["peer"],
             ratio=medians["peer"] / medians["ours"],
             parameters=sum(p.numel() for p in ours.parameters()),
             peer_parameters=sum(p.numel() for p in peer.parameters()),

@@ -216,6 +216,6 @@ def test_throughput_runs_on_a_cpu(tmp_path, capsys):
     found = load_records(results)
     assert any(r["condition"]["peer"] == "plain DeepJSCC" for r in found)
     for item in found:
-        assert item["ratio"] == pytest.approx(item["value"] / item["peer"])
+        assert item["ratio"] == pytest.approx(item["value"] / item["peer_value"])
         assert item["parameters"] == pytest.approx(item["peer_parameters"], rel=0.03)
     assert "ratio" in capsys.readouterr().out
