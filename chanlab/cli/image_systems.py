@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ CHANNELS = {
     "mimo": ("MIMO", {}),
 }
 """Channels by name: a class of `chanlab.jscc`, and arguments that the name stands for."""
+SMALL = ("shrunk", "crops", "none")
+"""What images of 96x96 are: photographs as a whole, crops at their own size, or nothing."""
 CSI = ("perfect", "lmmse", "ls", "phase", "none")
 CDL_DEFAULTS: Mapping[str, Any] = {"delay_spread": 300e-9, "speed": [0.0, 30.0], "carrier": 3.5e9, "block": 8}
 """Of `ofdm:cdl-*`; the arrays have one element each."""
@@ -167,7 +170,7 @@ def split_spec(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def image_batches(
-    images: Path, split: str, size: tuple[int, int] | int, count: int, batch_size: int, seed: int = 1
+    images: Path, split: str, size: tuple[int, int] | int, count: int | None, batch_size: int, seed: int = 1
 ) -> list[dict[str, Any]]:
     """Held-out images of one size.
 
@@ -175,7 +178,7 @@ def image_batches(
         images: Folder of photographs; see `chanlab.jscc.ImageDataModule`.
         split: `val` or `test`.
         size: Height and width that photographs are shrunk and cut to; or the side of square crops.
-        count: Photographs at most; or crops from each photograph.
+        count: Photographs at most (None: all); or crops from each photograph.
         batch_size: Images in a batch.
         seed: Of splits and crops.
 
@@ -194,6 +197,19 @@ def image_batches(
         if len(kept["id"]):
             found.append({**kept, "name": [data.picture(split, i) for i in kept["id"].tolist()]})
     return found
+
+
+def add_small(parser: argparse.ArgumentParser) -> None:
+    """Options of a script that say which images of 96x96 it sends."""
+    parser.add_argument(
+        "--small",
+        choices=SMALL,
+        default="shrunk",
+        help="images of 96x96: `shrunk`, photographs shrunk until they just cover 96x96 and cut around their middle, "
+        "as small data sets of the field are made (CIFAR-10, STL-10, CelebA); `crops` of photographs at their own "
+        "size, whose content is smoother (default: shrunk)",
+    )
+    parser.add_argument("--crops", type=int, default=2, help="from each photograph, with --small crops (default: 2)")
 
 
 def _ofdm(source: str, options: Mapping[str, Any], seed: int, spec: str) -> dict[str, Any]:
