@@ -109,18 +109,19 @@ def make_codec(spec: str, map_location: str = "cpu") -> Any:
     Args:
         spec: A checkpoint of `chanlab fit` (`out/ours/best.ckpt`), or `RECIPE[,argument=value...][:WEIGHTS]`: the class
             and arguments of the codec in a recipe of `models/jscc`, arguments replaced, and weights that
-            `chanlab.weights.save_weights` wrote; without weights those that the recipe names.
+            `chanlab.weights.save_weights` wrote; without these those that the recipe names, or that lie beside it.
         map_location: Device.
 
     Returns:
         A `chanlab.jscc.Codec` in evaluation mode.
 
     Raises:
-        UsageError: If there is no such file or recipe, or the recipe names no weights.
+        UsageError: If there is no such file or recipe, or the recipe has no weights.
         ChanlabError: If a file can't be read, or its weights are another codec's.
     """
     from chanlab.cli.demo.models import read
     from chanlab.cli.lightning import find_weights
+    from chanlab.data.recipe import find_recipe
     from chanlab.jscc import Codec, load_codec
     from chanlab.weights import load_weights
 
@@ -141,9 +142,10 @@ def make_codec(spec: str, map_location: str = "cpu") -> Any:
     if not isinstance(node, dict):
         raise UsageError(f"recipe {name} has no codec: take one of models/jscc.")
     _place(options, [node], spec)
-    weights = weights or recipe.get("weights") or ""
+    beside = find_recipe("models", name).with_suffix(".safetensors")
+    weights = weights or recipe.get("weights") or (str(beside) if beside.is_file() else "")
     if not weights:
-        raise UsageError(f"recipe {name} names no weights: give a checkpoint, or {name}:WEIGHTS.safetensors.")
+        raise UsageError(f"recipe {name} comes without weights: give a checkpoint, or {name}:WEIGHTS.safetensors.")
     codec = _instantiate(node, Codec, spec).to(map_location)
     load_weights(codec, find_weights(weights))
     return codec.eval()

@@ -129,7 +129,7 @@ def test_codecs_of_recipes_and_checkpoints(tmp_path):
         (f"{tmp_path}/none.ckpt", "no checkpoint"),
         (f"{tmp_path}/ours.safetensors", "name the recipe too"),
         (f"ours:{tmp_path}/none.safetensors", "no weights"),
-        ("ours", "names no weights"),
+        ("deepjscc", "comes without weights"),
         ("classifier:x.safetensors", "has no codec"),
         ("ours,depth=3:x.safetensors", "no argument 'depth'"),
     ):
