@@ -183,8 +183,9 @@ def _write(packed: dict[str, Tensor], header: dict[str, Any], target: Path) -> N
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        # One key: safetensors writes several in any order, and equal weights should make equal files.
-        safetensors.torch.save_file(packed, scratch, {FORMAT: json.dumps(header, sort_keys=True)})
+        # One key: safetensors writes several in any order, and equal weights should make equal files. Bytes: its own
+        # files can be read by their owner alone.
+        scratch.write_bytes(safetensors.torch.save(packed, {FORMAT: json.dumps(header, sort_keys=True)}))
         os.replace(scratch, target)
     finally:
         scratch.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from chanlab.csi.beam_taps import (
 from chanlab.csi.doppler_wiener import doppler_posterior
 from chanlab.csi.few_rays import with_few_rays
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
-from chanlab.csi.lost_snapshots import fill_lost
+from chanlab.csi.lost_snapshots import fill_lost, unreached
 from chanlab.csi.predictor import check_history, normalise
 from chanlab.csi.recalibration import Circumstances, Recalibration, Signatures, misfits, signatures, tap_profile
 from chanlab.csi.student_t import ComplexStudentT
@@ -245,6 +245,7 @@ class LearnedWiener(nn.Module):
         spectrum = torch.exp(corrections + torch.log(base)[..., None, :]) / NUM_LINES
         power = spectrum.sum((-2, -1))
         white = torch.exp(self.whiteness(hidden)[..., 0].clamp(-14.0, 0.0)) * power.detach() + 1e-5
+        white = white + unreached(noise)[:, None, None, None] * power.detach()
         loading = noise[:, None, None, None] + white[..., None]
         posterior = doppler_posterior(spectrum, loading, seen.cleaned.movedim(1, -2), ahead, self.recalibration.active)
         mean = posterior.mean.permute(0, 5, 6, 4, 1, 2, 3)  # [batch, series, horizon, component, column, row, tap]

@@ -1,6 +1,7 @@
 """benchmarks/csi_coverage.py: whose bounds are judged, under what name, and where the records go."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def test_only_the_shipped_weights_are_ours(model, weights, name, small):
     assert {r["system"] for r in records} == {name}
     assert {r["metric"] for r in records} == {"coverage", "coverage_worst_cell", "cells_within_3_points"}
     assert all(0 < r["value"] <= 1 for r in records if r["metric"] == "coverage")
+
+
+def test_how_many_cells_would_look_right_if_all_were():
+    """Shares of one cell vary from channel to channel by a tenth, of the other not at all; a hundred channels."""
+    shares = torch.full((2, 100, 2, 2), 0.7, dtype=torch.float64)
+    shares[0] += 0.1 * torch.tensor([1.0, -1.0]).repeat(50)[:, None, None]
+    deviation = 0.1 * (100 / 99) ** 0.5 / 10
+    expected = (1 + math.erf(0.03 / deviation / 2**0.5)) / 2
+    torch.testing.assert_close(benchmark.expected_near(shares), torch.full((2, 2), expected, dtype=torch.float64))
 
 
 def test_a_subset_leaves_the_cards_records_alone(small, monkeypatch):

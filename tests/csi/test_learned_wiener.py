@@ -6,16 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from chanlab.channels import subcarrier_frequencies
 from chanlab.csi import CachedPrediction, LearnedWiener, NoPrediction, evaluate_protocol, load_weights
 from chanlab.csi.beam_taps import noise_level, pick_taps, snapshot_noise, strongest_taps
 from chanlab.csi.doppler_wiener import doppler_posterior
 from chanlab.csi.hermitian import solve_hermitian
 from chanlab.csi.learned_wiener import _to_places
 from chanlab.csi.localised_taps import NUM_TAPS, localised_taps
-from chanlab.csi.lost_snapshots import fill_lost
+from chanlab.csi.lost_snapshots import fill_lost, unreached
 from chanlab.csi.student_t import ComplexStudentT
 from chanlab.csi.window_augmentation import augment_windows
 from chanlab.data import StreamedCSI
+from chanlab.data.protocol import CSI4CAST, Cell
+from chanlab.data.streamed import cell_channels
 from chanlab.errors import UsageError
 
 WEIGHTS = Path(__file__).parents[2] / "models/csi/learned_wiener.safetensors"
@@ -360,6 +363,27 @@ def test_lost_snapshots_are_found_where_most_are_lost():
     assert (found >= 1e3).sum(1).tolist() == [9, 0]
     for level in noise_level(found):
         assert level == pytest.approx(0.01, rel=0.35), "that of snapshots that arrived, in taps without signal"
+
+
+def test_only_snapshots_lost_at_the_end_leave_a_gap_to_bridge():
+    noise_variance = torch.full((4, 16), 1e-3)
+    for window, lost in enumerate([[0, 8], [15], [3, 14, 15], [11, 12, 13, 14, 15]]):
+        noise_variance[window, lost] = 1e3
+    torch.testing.assert_close(unreached(noise_variance), torch.tensor([0.0, 1e-3, 1e-2, 1e-1]))
+
+
+def test_without_the_last_snapshot_the_shipped_weights_err_by_less_than_the_channels_power():
+    """Fast users under CDL-A: where nothing is done about the gap errors are twice the power."""
+    predictor = LearnedWiener(tx_shape=(2, 4, 4)).eval()
+    load_weights(predictor, WEIGHTS)
+    grid = subcarrier_frequencies(CSI4CAST.fft_size, CSI4CAST.subcarrier_spacing)
+    channels = cell_channels(CSI4CAST, Cell("A", 30e-9, 30.0)).draw(12, 4242, 20, CSI4CAST.interval)
+    window = channels.normalized(grid).cfr(grid[: CSI4CAST.num_subcarriers])
+    history, target = window[:, :, :, :16].clone(), window[:, :, :, 16:]
+    history[:, :, :, 15] = 0
+    with torch.no_grad():
+        error = (predictor(history) - target).abs().square().mean((1, 2, 4))
+    assert (error / target.abs().square().mean((1, 2, 4))).mean() < 0.6
 
 
 def test_noise_is_found_snapshot_by_snapshot_and_lost_ones_are_marked():

@@ -55,6 +55,13 @@ def test_eight_bits_move_no_entry_by_more_than_half_a_step_of_its_row(path):
     assert not two.gru.weight_hh_l0[0].any()
 
 
+def test_whoever_may_read_the_folders_other_files_may_read_weights(path):
+    save_weights(gru(), path)
+    beside = path.with_name("beside")
+    beside.write_bytes(b"")
+    assert path.stat().st_mode == beside.stat().st_mode
+
+
 def test_eight_bits_take_a_quarter(path):
     one = gru(hidden=256)
     save_weights(one, path, 32)
