@@ -29,7 +29,6 @@ SYSTEMS = {
 """Recipe of each system."""
 FDD: dict[str, dict[str, Any]] = {
     "chanlab.csi.SOFTS": {"instance_norm": False},
-    "chanlab.csi.Transformer": {"residual": False},
     "chanlab.csi.WiFo": {"frequency_offset": 450},
 }
 """Arguments of predictors that differ with targets on another band, as their recipes say; see `for_band`."""
