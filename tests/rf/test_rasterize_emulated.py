@@ -13,7 +13,8 @@ from test_rasterize import SCENES
 from torch import Tensor
 
 from chanlab.errors import UsageError
-from chanlab.rf import Panorama, build, sphere
+from chanlab.rf import Panorama, build, sphere, sphere_cuda
+from chanlab.rf.room import Room
 
 LAUNCH = re.compile(r"(\w+(?:<CHANNELS, HALVES>)?)<<<(.*?), (\w+), 0, stream>>>\(", re.DOTALL)
 
@@ -70,8 +71,9 @@ def cuda(emulated, monkeypatch):
 
 def through(library, monkeypatch):
     """Calls the CUDA implementations of the operator with tensors of the CPU."""
-    monkeypatch.setattr(sphere, "_cuda_library", lambda: library)
-    monkeypatch.setattr(sphere, "ITEM_THREADS", BLOCK)
+    monkeypatch.setattr(sphere_cuda, "_library", lambda: library)
+    monkeypatch.setattr(sphere_cuda, "ITEM_THREADS", BLOCK)
+    monkeypatch.setattr(sphere_cuda, "_plan", sphere_cuda._plan.__wrapped__)
     guards = []
 
     def guarded(count):
@@ -83,10 +85,10 @@ def through(library, monkeypatch):
             guards.append(made)
         return made
 
-    monkeypatch.setattr(sphere, "_state_words", guarded(sphere._state_words))
-    monkeypatch.setattr(sphere, "_scratch_words", guarded(sphere._scratch_words))
+    monkeypatch.setattr(sphere_cuda, "state_words", guarded(sphere_cuda.state_words))
+    monkeypatch.setattr(sphere_cuda, "_scratch_words", guarded(sphere_cuda._scratch_words))
     monkeypatch.setattr(Tensor, "new_empty", new_empty)
-    monkeypatch.setattr(sphere, "_stream", lambda device: 0)
+    monkeypatch.setattr(sphere_cuda, "_stream", lambda device: 0)
 
     def call(inputs, panorama, by_image, by_transmittance, capacity=20_000, poses=True, slot=-1):
         given = [x.float() for x in inputs]
@@ -94,11 +96,11 @@ def through(library, monkeypatch):
         blur = 0.3 * panorama.row_step**2
         asked = (*size, panorama.lowest, panorama.highest, panorama.start, 0.01, blur)
         guards.clear()
-        image, left, *seen, last, state = sphere._cuda(*given, *asked, True, capacity, slot)
+        image, left, *seen, state = sphere._cuda(*given, *asked, True, capacity, slot)
         assert len(guards) == 2 - (not len(given[0]))
         assert all((guard[-GUARD:] == STALE).all() for guard in guards if len(given[0])), "written beyond the end"
         by = (by_image.float(), by_transmittance if by_transmittance is None else by_transmittance.float())
-        found = sphere._cuda_backward(*by, *given, left, last, state, *asked, capacity, poses)
+        found = sphere._cuda_backward(*by, *given, left, state, *asked, capacity, poses)
         return image, left, seen, found, state[:4].view(torch.int64)
 
     return call
@@ -195,16 +197,16 @@ def test_lists_of_every_length_are_sorted(cuda, count):
 
 
 def test_count_of_pairs_is_told(cuda, monkeypatch):
-    room = sphere._Room()
+    room = Room()
     room._pinned = torch.full((room.SLOTS,), room.EMPTY, dtype=torch.int64)
-    monkeypatch.setattr(sphere, "_ROOM", room)
+    monkeypatch.setattr(sphere_cuda, "ROOM", room)
     inputs = scene(40, seed=32)
     for slot, capacity in ((1, 20_000), (2, 10)):
-        room._given[slot] = (("cpu",), 40, capacity)
+        room._given[slot] = (None, 40, capacity, None)
         *_, status = cuda(inputs, SPHERE, *weights_like(inputs, SPHERE), capacity=capacity, slot=slot)
         assert room._pinned[slot] == status[0] > 40
     assert room._pinned.tolist().count(room.EMPTY) == room.SLOTS - 2
-    assert room._pending == {1: (("cpu",), 40, 20_000), 2: (("cpu",), 40, 10)}
+    assert room._pending == {1: (None, 40, 20_000, None), 2: (None, 40, 10, None)}
 
 
 def test_more_tiles_than_threads_that_scan(cuda):
@@ -232,7 +234,7 @@ def test_only_what_is_needed_has_a_gradient(cuda, monkeypatch, which):
     monkeypatch.setattr(sphere, "_cpu_backward", sphere._cuda_backward)
     leaves = [x.clone().requires_grad_(i == which) for i, x in enumerate(inputs)]
     asked = (SPHERE.height, SPHERE.width, SPHERE.lowest, SPHERE.highest, SPHERE.start, 0.01, 0.3 * SPHERE.row_step**2)
-    image, *_ = sphere._draw(*leaves, *asked, False, 20_000, -1)
+    image, *_ = sphere._draw(leaves, asked, False, 20_000, -1)
     assert image.requires_grad == (which is not None)
     if which is not None:
         (image * by_image.float()).sum().backward()
@@ -253,9 +255,9 @@ def test_too_large_a_request_is_an_error(cuda):
 
 def test_constants_stand_in_the_sources_too():
     text = "".join((build.KERNELS / name).read_text() for name in ("sphere.h", "sphere_lists.cuh", "sphere.cu"))
-    assert f"TILE_WIDTH = {sphere.TILE_WIDTH}, TILE_HEIGHT = {sphere.TILE_HEIGHT}," in text
-    assert f"#define SPHERE_BLOCK {sphere.ITEM_THREADS}\n" in text
-    assert f"integral_constant<int, {sphere.MAX_CHANNELS}>());\n}}" in text
+    assert f"TILE_WIDTH = {sphere_cuda.TILE_WIDTH}, TILE_HEIGHT = {sphere_cuda.TILE_HEIGHT}," in text
+    assert f"#define SPHERE_BLOCK {sphere_cuda.ITEM_THREADS}\n" in text
+    assert f"integral_constant<int, {sphere_cuda.MAX_CHANNELS}>());\n}}" in text
 
 
 def test_room_is_used_to_the_last_pair_and_its_lack_is_nan(cuda):

@@ -28,13 +28,14 @@ constexpr int BAND = SPHERE_BAND;                  // tiles that a block has in 
 constexpr int SUM_THREADS = 4 * SPHERE_BLOCK, SEGMENTS = SUM_THREADS / 32;
 constexpr int MANY_TILES = SPHERE_MANY_TILES;      // so many fill the device
 
-// What a backward pass needs of its forward pass; `_state_words` in sphere.py counts it.
+// What a backward pass needs of its forward pass; `state_words` in sphere_cuda.py counts it.
 struct State {
     int64_t* status;              // [2]: pairs needed; 1 if there was no room for them
     Footprint<float>* footprints; // [items]
     int32_t* members;             // [capacity] items by tile, nearest first
     int32_t* starts;              // [tiles] where each tile's pairs begin in `members`
     int32_t* lengths;             // [tiles] how many there are
+    int32_t* last;                // [receivers, height, width] length of the tile's list at the last that counted
 
     State(void* memory, int64_t items, int64_t capacity, int64_t tiles) {
         status = static_cast<int64_t*>(memory);
@@ -42,10 +43,11 @@ struct State {
         members = reinterpret_cast<int32_t*>(footprints + items);
         starts = members + capacity;
         lengths = starts + tiles;
+        last = lengths + tiles;
     }
 };
 
-// Memory of the forward pass alone; `_scratch_words` in sphere.py counts it.
+// Memory of the forward pass alone; `_scratch_words` in sphere_cuda.py counts it.
 struct Scratch {
     uint64_t *keys, *merged;  // [items] distance in the upper half (positive floats sort like their bits), item in the lower
     ushort4* ranges;          // [items] tiles
@@ -79,9 +81,10 @@ struct Item {
     }
 };
 
-// Footprints of all items, their ranges of tiles, and what they are sorted by.
+// Footprints of all items, their ranges of tiles, and what they are sorted by; their statistics, if any, begin at zero.
 __global__ void __launch_bounds__(ITEM_THREADS)
-    project_items(Problem problem, Scene scene, State state, Scratch scratch, float* radii) {
+    project_items(Problem problem, Scene scene, State state, Scratch scratch, float* radii, float* weights,
+                  float* peaks) {
     if (blockIdx.x == 0 && threadIdx.x == 0) state.status[0] = 0;
     const Item x(problem);
     if (!x.inside) return;
@@ -95,6 +98,7 @@ __global__ void __launch_bounds__(ITEM_THREADS)
     scratch.ranges[x.item] = make_ushort4(t.row, t.rows, t.column, t.columns);
     scratch.keys[x.item] = uint64_t(__float_as_uint(p.distance)) << 32 | uint32_t(x.item);
     radii[x.item] = p.visible ? p.radius : 0.0f;
+    if (weights) weights[x.item] = peaks[x.item] = 0;
 }
 
 // A block sorts CHUNK keys of a receiver, or those that are left. Every step compares upwards, so that what would lie beyond

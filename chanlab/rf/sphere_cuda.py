@@ -1,0 +1,187 @@
+"""`rasterize_sphere` on CUDA: what the kernels are given, and where in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from chanlab.errors import ChanlabError, UsageError
+from chanlab.rf.build import library
+from chanlab.rf.problem import Asked, laid_out, pack_problem
+from chanlab.rf.room import ROOM
+
+TILE_WIDTH, TILE_HEIGHT = 16, 8
+"""As in `kernels/sphere.h`."""
+
+MAX_CHANNELS = 38
+"""Of the CUDA kernels."""
+
+ITEM_THREADS = 256
+"""As in `kernels/sphere_lists.cuh`."""
+
+_FORWARD, _BACKWARD = struct.Struct("2q16P"), struct.Struct("3q20P")
+"""`ForwardCall` and `BackwardCall` in `kernels/sphere.cu`, after the problem."""
+
+
+class _Plan(NamedTuple):
+    """What calls of the same sizes share."""
+
+    problem: bytes
+    items: int
+    state: int
+    """Words, without room for pairs."""
+    scratch: int
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(asked: Asked, gaussians: int, receivers: int, channels: int) -> _Plan:
+    items = gaussians * receivers
+    _check_sizes(asked, items, receivers, 0)
+    sizes = (gaussians, receivers, *asked[:2])
+    problem = pack_problem(asked, gaussians, receivers, channels)
+    return _Plan(problem, items, state_words(*sizes, 0), _scratch_words(*sizes))
+
+
+def tiles(height: int, width: int) -> int:
+    """Of an image."""
+    return -(-height // TILE_HEIGHT) * -(-width // TILE_WIDTH)
+
+
+def state_words(gaussians: int, receivers: int, height: int, width: int, capacity: int) -> int:
+    """Size of what a backward pass needs from its forward pass [int32]; `State` in the kernels lays it out."""
+    return 4 + 12 * gaussians * receivers + capacity + receivers * (2 * tiles(height, width) + height * width)
+
+
+def _scratch_words(gaussians: int, receivers: int, height: int, width: int) -> int:
+    """Size of what a forward pass needs for itself [int32]; `Scratch` in the kernels lays it out."""
+    return receivers * (6 * gaussians + -(-gaussians // ITEM_THREADS) * tiles(height, width))
+
+
+def _check_sizes(asked: Asked, items: int, receivers: int, capacity: int) -> None:
+    """Refuse what the kernels can't count: a range of tiles is four 16-bit numbers, all else 32-bit ones."""
+    height, width = asked[:2]
+    across, up = -(-width // TILE_WIDTH), -(-height // TILE_HEIGHT)
+    if max(across, up) >= 1 << 16:
+        raise UsageError(
+            f"rasterize_sphere: the CUDA kernels draw up to {TILE_HEIGHT * 0xFFFF} rows and {TILE_WIDTH * 0xFFFF} "
+            f"columns, got {height} x {width}; render bands of the panorama."
+        )
+    if max(items, capacity, max(8 * receivers, 32) * across * up) >= 1 << 31:
+        raise UsageError(
+            f"rasterize_sphere: {items} Gaussians times receivers, room for {capacity} pairs and {receivers} images of "
+            f"{height} x {width} pixels are too much at once; render fewer receivers in a call."
+        )
+
+
+def forward(
+    inputs: Sequence[Tensor], asked: Asked, statistics: bool, capacity: int, slot: int, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
+    """Image, transmittance, radius, weight and peak (None without `statistics`), and state.
+
+    A state that is not to be kept for a backward pass shares its memory with what the forward pass alone needs.
+    """
+    inputs = laid_out(inputs)
+    means, signals = inputs[0], inputs[4]
+    gaussians, receivers, channels = means.shape[0], inputs[5].shape[0], signals.shape[1]
+    plan = _plan(asked, gaussians, receivers, channels)
+    if capacity >= 1 << 31:
+        _check_sizes(asked, plan.items, receivers, capacity)
+    words = plan.state + capacity
+    apart = words + words % 2  # keys are 64-bit numbers
+    memory = means.new_empty((words if keep else apart + plan.scratch,), dtype=torch.int32)
+    radius = means.new_empty((receivers, gaussians))
+    weight = torch.empty_like(radius) if statistics else None
+    peak = torch.empty_like(radius) if statistics else None
+    size = asked[:2]
+    image, transmittance = means.new_empty((receivers, channels, *size)), means.new_empty((receivers, *size))
+    made = (image, transmittance, radius, weight, peak, memory)
+    if not plan.items:
+        for output in (image, radius, weight, peak, memory):
+            if output is not None:
+                output.zero_()
+        transmittance.fill_(1)
+        return made
+    kernels, device, state = _library(), means.device.index or 0, memory.data_ptr()
+    scratch = means.new_empty((plan.scratch,), dtype=torch.int32) if keep else None
+    call = plan.problem + _FORWARD.pack(
+        capacity,
+        device,
+        *[x.data_ptr() for x in inputs],
+        image.data_ptr(),
+        transmittance.data_ptr(),
+        radius.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
+        0 if peak is None else peak.data_ptr(),
+        state,
+        state + 4 * apart if scratch is None else scratch.data_ptr(),
+        ROOM.address(slot),
+        _stream(device),
+    )
+    if code := kernels.sphere_cuda_forward(call):
+        _refuse(code)
+    return made
+
+
+def backward(
+    by_image: Tensor,
+    by_transmittance: Tensor | None,
+    inputs: Sequence[Tensor],
+    transmittance: Tensor,
+    state: Tensor,
+    asked: Asked,
+    capacity: int,
+    poses: bool,
+) -> tuple[Tensor, ...]:
+    """Gradients by the inputs; those by receivers and rotations are zero without `poses`."""
+    by_image, *inputs = laid_out((by_image, *inputs))
+    if by_transmittance is not None:
+        by_transmittance = laid_out((by_transmittance,))[0]
+    means, channels = inputs[0], inputs[4].shape[1]
+    plan = _plan(asked, means.shape[0], inputs[5].shape[0], channels)
+    if not plan.items:
+        return tuple(torch.zeros_like(x) for x in inputs)
+    outputs = [torch.empty_like(x) for x in inputs]
+    sums = means.new_empty((plan.items * (10 + channels),))
+    kernels, device = _library(), means.device.index or 0
+    call = plan.problem + _BACKWARD.pack(
+        capacity,
+        device,
+        poses,
+        *[x.data_ptr() for x in inputs],
+        by_image.data_ptr(),
+        0 if by_transmittance is None else by_transmittance.data_ptr(),
+        transmittance.data_ptr(),
+        state.data_ptr(),
+        *[x.data_ptr() for x in outputs],
+        sums.data_ptr(),
+        _stream(device),
+    )
+    if code := kernels.sphere_cuda_backward(call):
+        _refuse(code)
+    return tuple(outputs)
+
+
+def _stream(device: int) -> int:
+    """The current stream, as CUDA knows it; without an object of torch's around it."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    kernels = library("sphere.cu")
+    kernels.sphere_cuda_error.restype = ctypes.c_char_p
+    return kernels
+
+
+def _refuse(code: int) -> None:
+    said = _library().sphere_cuda_error(code).decode()
+    raise ChanlabError(
+        f"rasterize_sphere: CUDA says `{said}` ({code}). If it names the kernel image or the architecture, build "
+        "for this GPU: CHANLAB_CUDA_ARCHS=MAJOR.MINOR python -m chanlab.rf.build cuda."
+    )
