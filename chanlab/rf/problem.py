@@ -25,4 +25,4 @@ def pack_problem(asked: Asked, gaussians: int, receivers: int, channels: int) ->
 
 def laid_out(tensors: Sequence[Tensor]) -> list[Tensor]:
     """As pointers show them: contiguous, and with their signs, which imaginary parts of conjugates keep apart."""
-    return [x.resolve_neg().contiguous() for x in tensors]
+    return [x if x.is_contiguous() and not x.is_neg() else x.resolve_neg().contiguous() for x in tensors]

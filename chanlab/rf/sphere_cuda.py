@@ -25,8 +25,8 @@ MAX_CHANNELS = 38
 ITEM_THREADS = 256
 """As in `kernels/sphere_lists.cuh`."""
 
-_FORWARD, _BACKWARD = struct.Struct("2q16P"), struct.Struct("3q20P")
-"""`ForwardCall` and `BackwardCall` in `kernels/sphere.cu`, after the problem."""
+_LISTS, _COMPOSITE, _BACKWARD = struct.Struct("2q14P"), struct.Struct("2q7P"), struct.Struct("3q20P")
+"""`ListsCall`, `CompositeCall` and `BackwardCall` in `kernels/sphere.cu`, after the problem."""
 
 
 class _Plan(NamedTuple):
@@ -84,7 +84,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
     """Image, transmittance, radius, weight and peak (None without `statistics`), and state.
 
-    A state that is not to be kept for a backward pass shares its memory with what the forward pass alone needs.
+    A state that is not to be kept for a backward pass shares its memory with what the forward pass alone needs. The
+    first kernels run while the rest is prepared: they take less time than the host does.
     """
     inputs = laid_out(inputs)
     means, signals = inputs[0], inputs[4]
@@ -94,37 +95,37 @@ def forward(
         _check_sizes(asked, plan.items, receivers, capacity)
     words = plan.state + capacity
     apart = words + words % 2  # keys are 64-bit numbers
-    memory = means.new_empty((words if keep else apart + plan.scratch,), dtype=torch.int32)
-    radius = means.new_empty((receivers, gaussians))
-    weight = torch.empty_like(radius) if statistics else None
-    peak = torch.empty_like(radius) if statistics else None
-    size = asked[:2]
-    image, transmittance = means.new_empty((receivers, channels, *size)), means.new_empty((receivers, *size))
-    made = (image, transmittance, radius, weight, peak, memory)
-    if not plan.items:
-        for output in (image, radius, weight, peak, memory):
-            if output is not None:
-                output.zero_()
-        transmittance.fill_(1)
+    state = means.new_empty(words if keep else apart + plan.scratch, dtype=torch.int32)
+    radius = means.new_empty(receivers, gaussians)
+    weight, peak = (torch.empty_like(radius), torch.empty_like(radius)) if statistics else (None, None)
+    if plan.items:
+        kernels, device, begin = _library(), means.get_device(), state.data_ptr()
+        scratch = means.new_empty(plan.scratch, dtype=torch.int32) if keep else None
+        common = (
+            begin,
+            begin + 4 * apart if scratch is None else scratch.data_ptr(),
+            radius.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            0 if peak is None else peak.data_ptr(),
+        )
+        stream, head = _stream(device), plan.problem
+        pointers = [x.data_ptr() for x in inputs]
+        lists = _LISTS.pack(capacity, device, *pointers, *common, ROOM.address(slot), stream)
+        if code := kernels.sphere_cuda_lists(head + lists):
+            _refuse(code)
+    image = means.new_empty(receivers, channels, *asked[:2])
+    transmittance = means.new_empty(receivers, *asked[:2])
+    made = (image, transmittance, radius, weight, peak, state)
+    if plan.items:
+        composite = _COMPOSITE.pack(
+            capacity, device, pointers[4], begin, *common[3:], image.data_ptr(), transmittance.data_ptr(), stream
+        )
+        if code := kernels.sphere_cuda_composite(head + composite):
+            _refuse(code)
         return made
-    kernels, device, state = _library(), means.device.index or 0, memory.data_ptr()
-    scratch = means.new_empty((plan.scratch,), dtype=torch.int32) if keep else None
-    call = plan.problem + _FORWARD.pack(
-        capacity,
-        device,
-        *[x.data_ptr() for x in inputs],
-        image.data_ptr(),
-        transmittance.data_ptr(),
-        radius.data_ptr(),
-        0 if weight is None else weight.data_ptr(),
-        0 if peak is None else peak.data_ptr(),
-        state,
-        state + 4 * apart if scratch is None else scratch.data_ptr(),
-        ROOM.address(slot),
-        _stream(device),
-    )
-    if code := kernels.sphere_cuda_forward(call):
-        _refuse(code)
+    for output in made:
+        if output is not None:
+            output.fill_(output is transmittance)
     return made
 
 
@@ -148,7 +149,7 @@ def backward(
         return tuple(torch.zeros_like(x) for x in inputs)
     outputs = [torch.empty_like(x) for x in inputs]
     sums = means.new_empty((plan.items * (10 + channels),))
-    kernels, device = _library(), means.device.index or 0
+    kernels, device = _library(), means.get_device()
     call = plan.problem + _BACKWARD.pack(
         capacity,
         device,

@@ -56,14 +56,25 @@ unsigned patch_blocks(int64_t tiles) {
 
 }  // namespace
 
-// What a forward pass is given. One Gaussian, receiver and pair at least; counts of items and pairs below 2^31.
-struct ForwardCall {
+// What the first part of a forward pass is given. One Gaussian, receiver and pair at least; counts of items and pairs below
+// 2^31.
+struct ListsCall {
     sphere::Problem problem;
     int64_t capacity, device;
-    const void* in[7];                                       // means, quaternions, scales, opacities, signals, receivers, rotations
-    float *image, *transmittances, *radii, *weights, *peaks;  // the last two null: not asked for
+    const void* in[7];  // means, quaternions, scales, opacities, signals, receivers, rotations
     void *state, *scratch;
+    float *radii, *weights, *peaks;  // the last two null: not asked for
     int64_t* told;  // null, or memory of the host that the device may write: the count of pairs is left there
+    cudaStream_t stream;
+};
+
+// What the second part is given.
+struct CompositeCall {
+    sphere::Problem problem;
+    int64_t capacity, device;
+    const float* signals;
+    void* state;
+    float *weights, *peaks, *image, *transmittances;
     cudaStream_t stream;
 };
 
@@ -79,7 +90,7 @@ struct BackwardCall {
     cudaStream_t stream;
 };
 
-extern "C" int sphere_cuda_forward(const ForwardCall* call) {
+extern "C" int sphere_cuda_lists(const ListsCall* call) {
     const OnDevice on(int(call->device));
     const Problem& problem = call->problem;
     const cudaStream_t stream = call->stream;
@@ -105,10 +116,19 @@ extern "C" int sphere_cuda_forward(const ForwardCall* call) {
     count_pairs<<<item_blocks, ITEM_THREADS, 0, stream>>>(problem, scratch, order);
     find_rooms<<<sum_blocks, SUM_THREADS, 0, stream>>>(problem, state, scratch);
     write_lists<<<item_blocks, ITEM_THREADS, 0, stream>>>(problem, state, scratch, order, call->capacity, call->told);
+    return cudaGetLastError();
+}
+
+extern "C" int sphere_cuda_composite(const CompositeCall* call) {
+    const OnDevice on(int(call->device));
+    const Problem& problem = call->problem;
+    const cudaStream_t stream = call->stream;
+    const int64_t tiles = all_tiles(problem);
+    const State state(call->state, problem.gaussians * problem.receivers, call->capacity, tiles);
     with_patches(tiles, problem.channels, [&](auto bound, auto halves) {
         constexpr int CHANNELS = decltype(bound)::value, HALVES = decltype(halves)::value;
         composite_tiles<CHANNELS, HALVES><<<patch_blocks<HALVES>(tiles), PATCH_THREADS, 0, stream>>>(
-            problem, scene.signals, state, call->image, call->transmittances, call->weights, call->peaks);
+            problem, call->signals, state, call->image, call->transmittances, call->weights, call->peaks);
     });
     return cudaGetLastError();
 }
