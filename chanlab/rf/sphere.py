@@ -216,7 +216,7 @@ def _outputs(
 
 
 def _draw(inputs: tuple[Tensor, ...], asked: Asked, statistics: bool, capacity: int, slot: int) -> _Made:
-    if torch.is_grad_enabled() and any([x.requires_grad for x in inputs]):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         return _Draw.apply(*inputs, asked, statistics, capacity, slot)  # type: ignore[no-any-return, no-untyped-call]
     return _outputs(inputs, asked, statistics, capacity, slot, keep=False)[:5]
 

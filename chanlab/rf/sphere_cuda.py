@@ -25,7 +25,10 @@ MAX_CHANNELS = 38
 ITEM_THREADS = 256
 """As in `kernels/sphere_lists.cuh`."""
 
-_LISTS, _COMPOSITE, _BACKWARD = struct.Struct("2q14P"), struct.Struct("2q7P"), struct.Struct("3q20P")
+RADIX_ITEMS = 1 << 19
+"""From so many items on, keys are sorted by radix: more launches and less work than sorts and merges of chunks."""
+
+_LISTS, _COMPOSITE, _BACKWARD = struct.Struct("2q16P"), struct.Struct("2q7P"), struct.Struct("3q20P")
 """`ListsCall`, `CompositeCall` and `BackwardCall` in `kernels/sphere.cu`, after the problem."""
 
 
@@ -37,15 +40,29 @@ class _Plan(NamedTuple):
     state: int
     """Words, without room for pairs."""
     scratch: int
+    sort: int
+    """Address of the sort by radix; 0: none."""
+    sort_bytes: int
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(asked: Asked, gaussians: int, receivers: int, channels: int) -> _Plan:
+def _plan(asked: Asked, gaussians: int, receivers: int, channels: int, device: int) -> _Plan:
     items = gaussians * receivers
     _check_sizes(asked, items, receivers, 0)
     sizes = (gaussians, receivers, *asked[:2])
     problem = pack_problem(asked, gaussians, receivers, channels)
-    return _Plan(problem, items, state_words(*sizes, 0), _scratch_words(*sizes))
+    sort, more = _radix_sort(items, device) if items >= RADIX_ITEMS else (0, 0)
+    return _Plan(problem, items, state_words(*sizes, 0), _scratch_words(*sizes) + -(-more // 4), sort, more)
+
+
+def _radix_sort(items: int, device: int) -> tuple[int, int]:
+    """Address of `sphere_sort_keys`, and how many bytes it wants."""
+    sort, size, found = _sort_library().sphere_sort_keys, ctypes.c_size_t(), ctypes.c_void_p()
+    with torch.cuda.device(device):
+        code = sort(None, ctypes.byref(size), None, None, items, 0, 64, None, ctypes.byref(found))
+    if code:
+        _refuse(code)
+    return ctypes.cast(sort, ctypes.c_void_p).value or 0, size.value
 
 
 def tiles(height: int, width: int) -> int:
@@ -90,7 +107,8 @@ def forward(
     inputs = laid_out(inputs)
     means, signals = inputs[0], inputs[4]
     gaussians, receivers, channels = means.shape[0], inputs[5].shape[0], signals.shape[1]
-    plan = _plan(asked, gaussians, receivers, channels)
+    device = means.get_device()
+    plan = _plan(asked, gaussians, receivers, channels, device)
     if capacity >= 1 << 31:
         _check_sizes(asked, plan.items, receivers, capacity)
     words = plan.state + capacity
@@ -99,7 +117,7 @@ def forward(
     radius = means.new_empty(receivers, gaussians)
     weight, peak = (torch.empty_like(radius), torch.empty_like(radius)) if statistics else (None, None)
     if plan.items:
-        kernels, device, begin = _library(), means.get_device(), state.data_ptr()
+        kernels, begin, stream = _library(), state.data_ptr(), _stream(device)
         scratch = means.new_empty(plan.scratch, dtype=torch.int32) if keep else None
         common = (
             begin,
@@ -108,10 +126,9 @@ def forward(
             0 if weight is None else weight.data_ptr(),
             0 if peak is None else peak.data_ptr(),
         )
-        stream, head = _stream(device), plan.problem
-        pointers = [x.data_ptr() for x in inputs]
-        lists = _LISTS.pack(capacity, device, *pointers, *common, ROOM.address(slot), stream)
-        if code := kernels.sphere_cuda_lists(head + lists):
+        pointers, sort = [x.data_ptr() for x in inputs], plan[-2:]
+        lists = _LISTS.pack(capacity, device, *pointers, *common, ROOM.address(slot), *sort, stream)
+        if code := kernels.sphere_cuda_lists(plan.problem + lists):
             _refuse(code)
     image = means.new_empty(receivers, channels, *asked[:2])
     transmittance = means.new_empty(receivers, *asked[:2])
@@ -120,7 +137,7 @@ def forward(
         composite = _COMPOSITE.pack(
             capacity, device, pointers[4], begin, *common[3:], image.data_ptr(), transmittance.data_ptr(), stream
         )
-        if code := kernels.sphere_cuda_composite(head + composite):
+        if code := kernels.sphere_cuda_composite(plan.problem + composite):
             _refuse(code)
         return made
     for output in made:
@@ -144,12 +161,13 @@ def backward(
     if by_transmittance is not None:
         by_transmittance = laid_out((by_transmittance,))[0]
     means, channels = inputs[0], inputs[4].shape[1]
-    plan = _plan(asked, means.shape[0], inputs[5].shape[0], channels)
+    device = means.get_device()
+    plan = _plan(asked, means.shape[0], inputs[5].shape[0], channels, device)
     if not plan.items:
         return tuple(torch.zeros_like(x) for x in inputs)
     outputs = [torch.empty_like(x) for x in inputs]
     sums = means.new_empty((plan.items * (10 + channels),))
-    kernels, device = _library(), means.get_device()
+    kernels = _library()
     call = plan.problem + _BACKWARD.pack(
         capacity,
         device,
@@ -178,6 +196,11 @@ def _library() -> ctypes.CDLL:
     kernels = library("sphere.cu")
     kernels.sphere_cuda_error.restype = ctypes.c_char_p
     return kernels
+
+
+@functools.cache
+def _sort_library() -> ctypes.CDLL:
+    return library("sphere_sort.cu")
 
 
 def _refuse(code: int) -> None:

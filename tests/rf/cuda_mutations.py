@@ -53,7 +53,7 @@ ON_CUDA = (
     ),
     Mutation("warps don't wait between sizes", LISTS, "if (j > 32 || (j == 1 && k >= 64))", "if (j > 32)"),
     Mutation("lanes don't wait", LISTS, "            else\n                __syncwarp();\n", ""),
-    Mutation("ties in any order", LISTS, "if (a > b) {", "if ((a >> 32) > (b >> 32)) {"),
+    Mutation("ties in any order", LISTS, "if (a > b) {", "if ((a >> 9) > (b >> 9)) {"),
     Mutation("farthest first within a chunk", LISTS, "if (a > b) {", "if (a < b) {"),
     Mutation(
         "count of the call before", LISTS, "    if (blockIdx.x == 0 && threadIdx.x == 0) state.status[0] = 0;\n", ""
@@ -61,8 +61,8 @@ ON_CUDA = (
     Mutation(
         "farthest first on CUDA",
         LISTS,
-        "uint64_t(__float_as_uint(p.distance)) << 32",
-        "uint64_t(~__float_as_uint(p.distance)) << 32",
+        "distance = __float_as_uint(p.distance) & 0x7fffffffu;",
+        "distance = ~__float_as_uint(p.distance) & 0x7fffffffu;",
     ),
     Mutation(
         "what is not visible in the lists",
@@ -99,7 +99,7 @@ ON_CUDA = (
         "merge in the other order", LISTS, "next - 1] < key) before[i] = next;", "next - 1] > key) before[i] = next;"
     ),
     Mutation("key before itself", LISTS, "next - 1] < key) before[i] = next;", "next - 1] <= key) before[i] = next;"),
-    Mutation("merge by distance alone", LISTS, "+ next - 1] < key) before", "+ next - 1] >> 32 < key >> 32) before"),
+    Mutation("merge by distance alone", LISTS, "+ next - 1] < key) before", "+ next - 1] >> 9 < key >> 9) before"),
     Mutation(
         "first row of the item for that of the band",
         LISTS,
@@ -115,7 +115,27 @@ ON_CUDA = (
     Mutation(
         "tiles of other bands", LISTS, "if (tile >= first && tile < first + count) f(owner, tile);", "f(owner, tile);"
     ),
-    Mutation("ranks taken for items", LISTS, "x.inside ? uint32_t(order[x.item]) : 0;", "uint32_t(x.item);"),
+    Mutation("ranks taken for items", LISTS, "+ uint32_t(order[x.item] & mask) : 0;", "+ uint32_t(x.gaussian) : 0;"),
+    Mutation("items of the first receiver", LISTS, "uint32_t(x.item - x.gaussian) + uint32_t(order", "uint32_t(order"),
+    Mutation("receivers mixed", LISTS, "uint64_t(x.receiver) << scratch.distance_end | ", ""),
+    Mutation(
+        "sign of what is no number", LISTS, "__float_as_uint(p.distance) & 0x7fffffffu;", "__float_as_uint(p.distance);"
+    ),
+    Mutation(
+        "a bit less of a key", LISTS, "while (int64_t(1) << needed < count)", "while (int64_t(2) << needed < count)"
+    ),
+    Mutation(
+        "receivers among the distances",
+        LISTS,
+        "distance_end = gaussian_bits + 31;",
+        "distance_end = gaussian_bits + 30;",
+    ),
+    Mutation(
+        "memory of the sort used twice", LISTS, "more = before + blocks * (tiles / problem.receivers);", "more = keys;"
+    ),
+    Mutation("lengths overwritten", LISTS, "last = lengths + tiles;", "last = lengths;"),
+    Mutation("weights on top of what was there", LISTS, "weights[x.item] = peaks[x.item] = 0;", "peaks[x.item] = 0;"),
+    Mutation("peaks on top of what was there", LISTS, "weights[x.item] = peaks[x.item] = 0;", "weights[x.item] = 0;"),
     Mutation(
         "ranks beyond the last have pairs",
         LISTS,
@@ -503,26 +523,22 @@ ON_CUDA = (
     Mutation("last ones not composited on the way back", TILES, "window.ready(from == 0)", "window.ready(false)"),
     # Launchers.
     Mutation(
-        "weights on top of what was there", LAUNCH, "        cudaMemsetAsync(out[3], 0, 4 * items, stream);\n", ""
-    ),
-    Mutation("peaks on top of what was there", LAUNCH, "        cudaMemsetAsync(out[4], 0, 4 * items, stream);\n", ""),
-    Mutation(
         "gradients on top of what was there",
         LAUNCH,
-        "    cudaMemsetAsync(sums, 0, 4 * items * (10 + problem->channels), stream);\n",
+        "    cudaMemsetAsync(call->sums, 0, 4 * items * (10 + problem.channels), stream);\n",
         "",
     ),
     Mutation(
         "receivers' gradients on top of what was there",
-        LAUNCH,
-        "    cudaMemsetAsync(out[5], 0, 4 * 3 * problem->receivers, stream);\n",
-        "",
+        TILES,
+        "    if (thread < 3 * problem.receivers) by_receivers[thread] = 0;",
+        "    ",
     ),
     Mutation(
         "a third of the rotations' gradients zeroed",
-        LAUNCH,
-        "cudaMemsetAsync(out[6], 0, 4 * 9 * problem->receivers, stream);",
-        "cudaMemsetAsync(out[6], 0, 4 * 3 * problem->receivers, stream);",
+        TILES,
+        "if (thread < 9 * problem.receivers) by_rotations",
+        "if (thread < 3 * problem.receivers) by_rotations",
     ),
     Mutation("three channels in two", LAUNCH, "if (channels <= 2)", "if (channels <= 3)"),
     Mutation("seven channels in six", LAUNCH, "if (channels <= 6)", "if (channels <= 7)"),
@@ -530,8 +546,8 @@ ON_CUDA = (
     Mutation(
         "last Gaussians not gathered",
         LAUNCH,
-        "gather<<<blocks(problem->gaussians, GATHER_THREADS),",
-        "gather<<<unsigned(problem->gaussians / GATHER_THREADS),",
+        "gather<<<blocks(problem.gaussians, GATHER_THREADS),",
+        "gather<<<unsigned(problem.gaussians / GATHER_THREADS),",
     ),
     Mutation(
         "blocks across receivers",
@@ -557,6 +573,10 @@ ON_CUDA = (
         "sum_blocks = unsigned(receivers) * blocks(tiles / receivers, 32);",
         "sum_blocks = blocks(tiles, 32);",
     ),
+    Mutation(
+        "receivers not sorted", LAUNCH, "last = scratch.distance_end + bits(receivers);", "last = scratch.distance_end;"
+    ),
+    Mutation("nearest bits not sorted", LAUNCH, "scratch.gaussian_bits, last,", "scratch.gaussian_bits + 8, last,"),
     Mutation("two runs not merged", LAUNCH, "run < gaussians; run *= fan)", "2 * run < gaussians; run *= fan)"),
     Mutation("merged once", LAUNCH, "run < gaussians; run *= fan)", "run < gaussians; run = gaussians)"),
     Mutation("order before the merge", LAUNCH, "        std::swap(order, other);\n", ""),
@@ -572,8 +592,8 @@ ON_CUDA = (
     Mutation(
         "waits for the device",
         LAUNCH,
-        "    sort_chunks<<<",
-        "    cudaDeviceSynchronize();\n    sort_chunks<<<",
+        "        sort_chunks<<<",
+        "        cudaDeviceSynchronize();\n        sort_chunks<<<",
         hardware=True,
     ),
     Mutation(
@@ -607,8 +627,8 @@ ON_CUDA = (
     Mutation(
         "zeroed on another stream",
         LAUNCH,
-        "cudaMemsetAsync(sums, 0, 4 * items * (10 + problem->channels), stream);",
-        "cudaMemset(sums, 0, 4 * items * (10 + problem->channels));",
+        "cudaMemsetAsync(call->sums, 0, 4 * items * (10 + problem.channels), stream);",
+        "cudaMemset(call->sums, 0, 4 * items * (10 + problem.channels));",
         hardware=True,
     ),
     Mutation(

@@ -1,5 +1,6 @@
 """The CUDA sources, run on the CPU: kernels, launchers and binding are the production's own, CUDA is emulated."""
 
+import contextlib
 import ctypes
 import math
 import re
@@ -12,7 +13,7 @@ from spheres import HEMISPHERE, NAMES, SPHERE, away_from_cuts, gradients, one, s
 from test_rasterize import SCENES
 from torch import Tensor
 
-from chanlab.errors import UsageError
+from chanlab.errors import ChanlabError, UsageError
 from chanlab.rf import Panorama, build, sphere, sphere_cuda
 from chanlab.rf.room import Room
 
@@ -44,9 +45,13 @@ def emulation(folder, many_tiles, band):
     ]
     sizes = {"BLOCK": BLOCK, "CHUNK": CHUNK, "FAN": FAN, "BAND": band, "MANY_TILES": many_tiles}
     command += [*(f"-DSPHERE_{name}={size}" for name, size in sizes.items()), source, "-o"]
-    done = subprocess.run([*map(str, command), str(library)], capture_output=True, text=True)
+    return compiled([*command, library])
+
+
+def compiled(command):
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     assert done.returncode == 0, f"Compiling sphere.cu for the emulation failed.\n{done.stderr}"
-    return ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(command[-1]))
 
 
 @pytest.fixture(scope="module", params=["halves", "whole"])
@@ -71,6 +76,7 @@ def cuda(emulated, monkeypatch):
 
 def through(library, monkeypatch):
     """Calls the CUDA implementations of the operator with tensors of the CPU."""
+    library.sphere_cuda_error.restype = ctypes.c_char_p
     monkeypatch.setattr(sphere_cuda, "_library", lambda: library)
     monkeypatch.setattr(sphere_cuda, "ITEM_THREADS", BLOCK)
     monkeypatch.setattr(sphere_cuda, "_plan", sphere_cuda._plan.__wrapped__)
@@ -103,7 +109,25 @@ def through(library, monkeypatch):
         found = sphere._cuda_backward(*by, *given, left, state, *asked, capacity, poses)
         return image, left, seen, found, state[:4].view(torch.int64)
 
+    call.guards = guards
     return call
+
+
+@pytest.fixture(scope="module")
+def sort_library(tmp_path_factory):
+    """`sphere_sort.cu` with what stands for CUB."""
+    folder, include = tmp_path_factory.mktemp("sort"), Path(__file__).with_name("cuda_on_host")
+    command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", "-include", "cuda_runtime.h"]
+    return compiled([*command, f"-I{include}", "-x", "c++", build.KERNELS / "sphere_sort.cu", "-o", folder / "sort.so"])
+
+
+@pytest.fixture
+def radix(cuda, sort_library, monkeypatch):
+    """The same, sorting by radix; how often it did."""
+    monkeypatch.setattr(sphere_cuda, "_sort_library", lambda: sort_library)
+    monkeypatch.setattr(sphere_cuda, "RADIX_ITEMS", 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    return cuda
 
 
 CHOSEN = (
@@ -194,6 +218,40 @@ def test_lists_of_every_length_are_sorted(cuda, count):
     left = 1 - 0.00395
     torch.testing.assert_close(weight[0].double(), 0.00395 * left ** rank.double(), rtol=3e-4, atol=0)
     assert through.item() == pytest.approx(left**count, rel=3e-4)
+
+
+@pytest.mark.parametrize(("count", "receivers"), [(1, 1), (1, 3), (64, 2), (65, 5), (700, 4)])
+@pytest.mark.parametrize("keep", [True, False])
+def test_sorts_agree(radix, monkeypatch, count, receivers, keep):
+    """By radix and by merges, many at one distance, one nowhere; with memory for a backward pass, and without."""
+    inputs = [x.float() for x in scene(count, receivers=receivers, seed=40, scales=(0.2, 0.9))]
+    inputs[:4] = [x[torch.arange(count) // 3] for x in inputs[:4]]
+    inputs[0][count // 2 + 1 :][:1] = math.nan
+    asked = (8, 16, -1.5, 1.5, 0.0, 0.01, 0.01)
+    images = []
+    for least in (1, 1 << 40):
+        monkeypatch.setattr(sphere_cuda, "RADIX_ITEMS", least)
+        radix.guards.clear()
+        image, *_ = sphere_cuda.forward(inputs, asked, False, 20_000, -1, keep)
+        assert len(radix.guards) == 1 + keep
+        assert all((guard[-GUARD:] == STALE).all() for guard in radix.guards), "written beyond the end"
+        images.append(image)
+    assert images[0].isfinite().all()
+    assert images[0].abs().max() > 0
+    assert torch.equal(*images)
+
+
+@pytest.mark.parametrize("count", [1, 2, 255, 300])
+def test_radix_sorts_by_distance(radix, count):
+    test_lists_of_every_length_are_sorted(radix, count)
+
+
+def test_sort_that_fails_is_an_error(radix, monkeypatch):
+    found = sphere_cuda._radix_sort
+    monkeypatch.setattr(sphere_cuda, "_radix_sort", lambda *given: (found(*given)[0], 1))
+    inputs = scene(20, seed=33)
+    with pytest.raises(ChanlabError, match="emulated"):
+        radix(inputs, SPHERE, *weights_like(inputs, SPHERE))
 
 
 def test_count_of_pairs_is_told(cuda, monkeypatch):

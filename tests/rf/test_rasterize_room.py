@@ -23,7 +23,9 @@ def room(monkeypatch):
 
 
 def before(room, gaussians, panorama=SMALL, asked=None):
-    return room.before(panorama, gaussians, max(1, gaussians * sphere_cuda.tiles(panorama.height, panorama.width)), asked)
+    return room.before(
+        panorama, gaussians, max(1, gaussians * sphere_cuda.tiles(panorama.height, panorama.width)), asked
+    )
 
 
 def call(room, gaussians, need, panorama=LARGE, asked=None):

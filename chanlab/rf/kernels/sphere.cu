@@ -56,6 +56,10 @@ unsigned patch_blocks(int64_t tiles) {
 
 }  // namespace
 
+// `sphere_sort_keys` of sphere_sort.cu.
+using SortKeys = int(void* memory, size_t* bytes, uint64_t* keys, uint64_t* other, int32_t count, int first, int last,
+                     cudaStream_t stream, uint64_t** sorted);
+
 // What the first part of a forward pass is given. One Gaussian, receiver and pair at least; counts of items and pairs below
 // 2^31.
 struct ListsCall {
@@ -65,6 +69,8 @@ struct ListsCall {
     void *state, *scratch;
     float *radii, *weights, *peaks;  // the last two null: not asked for
     int64_t* told;  // null, or memory of the host that the device may write: the count of pairs is left there
+    SortKeys* sort;  // null: by `sort_chunks` and `merge_runs`
+    size_t sort_bytes;
     cudaStream_t stream;
 };
 
@@ -96,22 +102,30 @@ extern "C" int sphere_cuda_lists(const ListsCall* call) {
     const cudaStream_t stream = call->stream;
     const int64_t receivers = problem.receivers, items = problem.gaussians * receivers, tiles = all_tiles(problem);
     const State state(call->state, items, call->capacity, tiles);
-    const Scratch scratch(call->scratch, items);
     const Scene scene = scene_of(call->in);
     const int32_t gaussians = int32_t(problem.gaussians);
     const unsigned item_blocks = unsigned(receivers) * blocks(gaussians, ITEM_THREADS);
     const unsigned chunks = unsigned(receivers) * blocks(gaussians, CHUNK);
     const unsigned merge_blocks = unsigned(receivers) * blocks(gaussians, MERGE_THREADS);
     const unsigned sum_blocks = unsigned(receivers) * blocks(tiles / receivers, 32);
+    const Scratch scratch(call->scratch, problem, item_blocks, tiles);
 
     project_items<<<item_blocks, ITEM_THREADS, 0, stream>>>(problem, scene, state, scratch, call->radii, call->weights,
                                                             call->peaks);
-    sort_chunks<<<chunks, SORT_THREADS, 0, stream>>>(gaussians, scratch.keys);
     uint64_t *order = scratch.keys, *other = scratch.merged;
-    const int32_t fan = gaussians <= 2 * FAN * CHUNK ? 2 * FAN : FAN;
-    for (int64_t run = CHUNK; run < gaussians; run *= fan) {
-        merge_runs<<<merge_blocks, MERGE_THREADS, 0, stream>>>(gaussians, int32_t(run), fan, order, other);
-        std::swap(order, other);
+    if (call->sort) {
+        size_t bytes = call->sort_bytes;
+        const int last = scratch.distance_end + bits(receivers);
+        if (const int code = call->sort(scratch.more, &bytes, order, other, int32_t(items), scratch.gaussian_bits, last,
+                                        stream, &order))
+            return code;
+    } else {
+        sort_chunks<<<chunks, SORT_THREADS, 0, stream>>>(gaussians, scratch.keys);
+        const int32_t fan = gaussians <= 2 * FAN * CHUNK ? 2 * FAN : FAN;
+        for (int64_t run = CHUNK; run < gaussians; run *= fan) {
+            merge_runs<<<merge_blocks, MERGE_THREADS, 0, stream>>>(gaussians, int32_t(run), fan, order, other);
+            std::swap(order, other);
+        }
     }
     count_pairs<<<item_blocks, ITEM_THREADS, 0, stream>>>(problem, scratch, order);
     find_rooms<<<sum_blocks, SUM_THREADS, 0, stream>>>(problem, state, scratch);

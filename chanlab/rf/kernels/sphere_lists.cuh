@@ -47,17 +47,33 @@ struct State {
     }
 };
 
+// Bits that hold the numbers below `count`.
+inline int bits(int64_t count) {
+    int needed = 0;
+    while (int64_t(1) << needed < count) ++needed;
+    return needed;
+}
+
 // Memory of the forward pass alone; `_scratch_words` in sphere_cuda.py counts it.
+//
+// A key has the Gaussian in its lowest bits, above it the distance (positive floats sort like their bits), then the
+// receiver: 63 bits suffice for less than 2^31 items.
 struct Scratch {
-    uint64_t *keys, *merged;  // [items] distance in the upper half (positive floats sort like their bits), item in the lower
+    uint64_t *keys, *merged;  // [items]
     ushort4* ranges;          // [items] tiles
     int32_t* before;          // [blocks of items, tiles of a receiver] pairs of the tile; then those of blocks before
+    void* more;               // for the sort by radix
+    int gaussian_bits, distance_end;
 
-    Scratch(void* memory, int64_t items) {
+    Scratch(void* memory, const Problem& problem, int64_t blocks, int64_t tiles) {
+        const int64_t items = problem.gaussians * problem.receivers;
         keys = static_cast<uint64_t*>(memory);
         merged = keys + items;
         ranges = reinterpret_cast<ushort4*>(merged + items);
         before = reinterpret_cast<int32_t*>(ranges + items);
+        more = before + blocks * (tiles / problem.receivers);
+        gaussian_bits = bits(problem.gaussians);
+        distance_end = gaussian_bits + 31;
     }
 };
 
@@ -96,7 +112,9 @@ __global__ void __launch_bounds__(ITEM_THREADS)
     const Tiles t = p.visible ? tiles(problem, bounds(problem, p)) : Tiles{0, 0, 0, 0};
     state.footprints[x.item] = footprint(p, opacity);
     scratch.ranges[x.item] = make_ushort4(t.row, t.rows, t.column, t.columns);
-    scratch.keys[x.item] = uint64_t(__float_as_uint(p.distance)) << 32 | uint32_t(x.item);
+    const uint32_t distance = __float_as_uint(p.distance) & 0x7fffffffu;  // NaN may have a sign
+    scratch.keys[x.item] = uint64_t(x.receiver) << scratch.distance_end | uint64_t(distance) << scratch.gaussian_bits |
+                           uint64_t(i);
     radii[x.item] = p.visible ? p.radius : 0.0f;
     if (weights) weights[x.item] = peaks[x.item] = 0;
 }
@@ -200,7 +218,8 @@ __device__ void for_each_pair(const Problem& problem, ushort4 range, int32_t fir
 
 // The item of a thread by rank, and its range of tiles; none beyond the last.
 __device__ __forceinline__ ushort4 ranked(const Item& x, const Scratch& scratch, const uint64_t* order, uint32_t& item) {
-    item = x.inside ? uint32_t(order[x.item]) : 0;
+    const uint64_t mask = (uint64_t(1) << scratch.gaussian_bits) - 1;
+    item = x.inside ? uint32_t(x.item - x.gaussian) + uint32_t(order[x.item] & mask) : 0;
     return x.inside ? scratch.ranges[item] : make_ushort4(0, 0, 0, 0);
 }
 
