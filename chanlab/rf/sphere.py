@@ -119,7 +119,7 @@ def _fake_backward(by_image: Tensor, by_transmittance: Tensor, *rest: Any) -> tu
 def _cpu(*arguments: Any) -> tuple[Tensor, ...]:
     inputs, asked, statistics = laid_out(arguments[:7]), arguments[7:14], arguments[14]
     words = inputs[5].shape[0] * asked[0] * asked[1]
-    outputs = _empty_outputs(inputs[0], inputs[4], inputs[5], *asked[:2], statistics, words)
+    outputs = _empty_outputs(inputs[0], inputs[4], inputs[5], asked[0], asked[1], statistics, words)
     shown = [*outputs[:3], *(outputs[3:5] if statistics else (None, None)), outputs[5]]
     wide = int(inputs[0].dtype == torch.float64)
     forward = library("sphere_cpu.cpp").sphere_cpu_forward
@@ -147,12 +147,16 @@ def _pointers(tensors: Sequence[Tensor | None]) -> Any:
 
 
 def _cuda(*arguments: Any) -> tuple[Tensor, ...]:
-    made = sphere_cuda.forward(arguments[:7], arguments[7:14], *arguments[14:], keep=True)
+    statistics, capacity, slot = arguments[14:]
+    made = sphere_cuda.forward(arguments[:7], arguments[7:14], statistics, capacity, slot, keep=True)
     return tuple(arguments[0].new_empty(0) if x is None else x for x in made)
 
 
 def _cuda_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    return sphere_cuda.backward(*arguments[:2], arguments[2:9], *arguments[9:11], arguments[11:18], *arguments[18:])
+    by_image, by_transmittance, *inputs = arguments[:9]
+    transmittance, state, *asked = arguments[9:18]
+    capacity, poses = arguments[18:]
+    return sphere_cuda.backward(by_image, by_transmittance, inputs, transmittance, state, tuple(asked), capacity, poses)
 
 
 def _succeed(code: int) -> None:
@@ -194,9 +198,10 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> _Made:
         ctx.set_materialize_grads(False)
-        inputs, (ctx.asked, _, ctx.capacity, _) = arguments[:7], arguments[7:]
+        inputs, (asked, statistics, capacity, slot) = arguments[:7], arguments[7:]
+        ctx.asked, ctx.capacity = asked, capacity
         ctx.pull = _cuda_backward if inputs[0].is_cuda else _cpu_backward
-        *made, state = _outputs(inputs, *arguments[7:], keep=True)
+        *made, state = _outputs(inputs, asked, statistics, capacity, slot, keep=True)
         ctx.save_for_backward(*inputs, made[1], state)
         ctx.mark_non_differentiable(*(x for x in made[2:] if x is not None))
         return tuple(made)

@@ -105,9 +105,8 @@ def forward(
     first kernels run while the rest is prepared: they take less time than the host does.
     """
     inputs = laid_out(inputs)
-    means, signals = inputs[0], inputs[4]
-    gaussians, receivers, channels = means.shape[0], inputs[5].shape[0], signals.shape[1]
-    device = means.get_device()
+    means, device, size = inputs[0], inputs[0].get_device(), asked[:2]
+    gaussians, receivers, channels = means.shape[0], inputs[5].shape[0], inputs[4].shape[1]
     plan = _plan(asked, gaussians, receivers, channels, device)
     if capacity >= 1 << 31:
         _check_sizes(asked, plan.items, receivers, capacity)
@@ -116,34 +115,32 @@ def forward(
     state = means.new_empty(words if keep else apart + plan.scratch, dtype=torch.int32)
     radius = means.new_empty(receivers, gaussians)
     weight, peak = (torch.empty_like(radius), torch.empty_like(radius)) if statistics else (None, None)
-    if plan.items:
-        kernels, begin, stream = _library(), state.data_ptr(), _stream(device)
-        scratch = means.new_empty(plan.scratch, dtype=torch.int32) if keep else None
-        common = (
-            begin,
-            begin + 4 * apart if scratch is None else scratch.data_ptr(),
-            radius.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
-            0 if peak is None else peak.data_ptr(),
+    if not plan.items:
+        return (
+            means.new_zeros(receivers, channels, *size),
+            means.new_ones(receivers, *size),
+            radius,
+            weight,
+            peak,
+            state,
         )
-        pointers, sort = [x.data_ptr() for x in inputs], plan[-2:]
-        lists = _LISTS.pack(capacity, device, *pointers, *common, ROOM.address(slot), *sort, stream)
-        if code := kernels.sphere_cuda_lists(plan.problem + lists):
-            _refuse(code)
-    image = means.new_empty(receivers, channels, *asked[:2])
-    transmittance = means.new_empty(receivers, *asked[:2])
-    made = (image, transmittance, radius, weight, peak, state)
-    if plan.items:
-        composite = _COMPOSITE.pack(
-            capacity, device, pointers[4], begin, *common[3:], image.data_ptr(), transmittance.data_ptr(), stream
-        )
-        if code := kernels.sphere_cuda_composite(plan.problem + composite):
-            _refuse(code)
-        return made
-    for output in made:
-        if output is not None:
-            output.fill_(output is transmittance)
-    return made
+    kernels, begin, stream = _library(), state.data_ptr(), _stream(device)
+    scratch = means.new_empty(plan.scratch, dtype=torch.int32) if keep else None
+    given, sort = [x.data_ptr() for x in inputs], plan[-2:]
+    behind = begin + 4 * apart if scratch is None else scratch.data_ptr()
+    seen = (0, 0) if weight is None or peak is None else (weight.data_ptr(), peak.data_ptr())
+    lists = _LISTS.pack(
+        capacity, device, *given, begin, behind, radius.data_ptr(), *seen, ROOM.address(slot), *sort, stream
+    )
+    if code := kernels.sphere_cuda_lists(plan.problem + lists):
+        _refuse(code)
+    image, transmittance = means.new_empty(receivers, channels, *size), means.new_empty(receivers, *size)
+    composite = _COMPOSITE.pack(
+        capacity, device, given[4], begin, *seen, image.data_ptr(), transmittance.data_ptr(), stream
+    )
+    if code := kernels.sphere_cuda_composite(plan.problem + composite):
+        _refuse(code)
+    return image, transmittance, radius, weight, peak, state
 
 
 def backward(
@@ -166,7 +163,7 @@ def backward(
     if not plan.items:
         return tuple(torch.zeros_like(x) for x in inputs)
     outputs = [torch.empty_like(x) for x in inputs]
-    sums = means.new_empty((plan.items * (10 + channels),))
+    sums = means.new_empty(plan.items * (10 + channels))
     kernels = _library()
     call = plan.problem + _BACKWARD.pack(
         capacity,
