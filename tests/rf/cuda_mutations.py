@@ -1,6 +1,6 @@
 """Mistakes in the CUDA sources of the rasterizer; `mutations.py` plants them."""
 
-from mutation import LAUNCH, LISTS, TILES, WALK, Mutation
+from mutation import BINDING, LAUNCH, LISTS, SORT, TILES, WALK, Mutation
 
 ON_CUDA = (
     # Lists.
@@ -631,6 +631,8 @@ ON_CUDA = (
         "cudaMemset(call->sums, 0, 4 * items * (10 + problem.channels));",
         hardware=True,
     ),
+    Mutation("keys at odd words", BINDING, "apart = words + words % 2", "apart = words", hardware=True),
+    Mutation("sorted on another stream", SORT, "first, last, stream);", "first, last, nullptr);", hardware=True),
     Mutation(
         "composited on another stream",
         LAUNCH,
