@@ -25,8 +25,8 @@ MAX_CHANNELS = 38
 ITEM_THREADS = 256
 """As in `kernels/sphere_lists.cuh`."""
 
-RADIX_ITEMS = 1 << 19
-"""From so many items on, keys are sorted by radix: more launches and less work than sorts and merges of chunks."""
+RADIX_ITEMS, RADIX_GAUSSIANS = 1 << 19, 1 << 17
+"""From so many items, or Gaussians of a receiver, keys are sorted by radix: more launches and less work than merges."""
 
 _LISTS, _COMPOSITE, _BACKWARD = struct.Struct("2q16P"), struct.Struct("2q7P"), struct.Struct("3q20P")
 """`ListsCall`, `CompositeCall` and `BackwardCall` in `kernels/sphere.cu`, after the problem."""
@@ -51,7 +51,8 @@ def _plan(asked: Asked, gaussians: int, receivers: int, channels: int, device: i
     _check_sizes(asked, items, receivers, 0)
     sizes = (gaussians, receivers, *asked[:2])
     problem = pack_problem(asked, gaussians, receivers, channels)
-    sort, more = _radix_sort(items, device) if items >= RADIX_ITEMS else (0, 0)
+    many = items >= RADIX_ITEMS or gaussians >= RADIX_GAUSSIANS
+    sort, more = _radix_sort(items, device) if many else (0, 0)
     return _Plan(problem, items, state_words(*sizes, 0), _scratch_words(*sizes) + -(-more // 4), sort, more)
 
 

@@ -241,6 +241,16 @@ def test_sorts_agree(radix, monkeypatch, count, receivers, keep):
     assert torch.equal(*images)
 
 
+@pytest.mark.parametrize(("items", "gaussians", "radix"), [(64, 65, 1), (65, 64, 1), (65, 65, 0)])
+def test_which_sort(cuda, monkeypatch, items, gaussians, radix):
+    monkeypatch.setattr(sphere_cuda, "RADIX_ITEMS", items)
+    monkeypatch.setattr(sphere_cuda, "RADIX_GAUSSIANS", gaussians)
+    monkeypatch.setattr(sphere_cuda, "_radix_sort", lambda *_: (1, 8))
+    plans = [sphere_cuda._plan((8, 16, -1.5, 1.5, 0.0, 0.01, 0.01), 64, b, 2, 0) for b in (1, 2)]
+    assert [plan.sort for plan in plans] == [radix, 1]
+    assert plans[1].scratch - sphere_cuda._scratch_words(64, 2, 8, 16) == 2
+
+
 @pytest.mark.parametrize("count", [1, 2, 255, 300])
 def test_radix_sorts_by_distance(radix, count):
     test_lists_of_every_length_are_sorted(radix, count)

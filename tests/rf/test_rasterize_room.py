@@ -47,6 +47,7 @@ def test_first_calls_guess_and_later_ones_know(room):
     assert call(room, 6000, 70_000) == 105_000  # more Gaussians, more pairs
     assert call(room, 5000, 1000, asked=10**9) == 5000 * 276  # all tiles
     assert call(room, 5000, 1000, SMALL) == 5000 * 9  # another panorama
+    assert call(room, 5000, 1000, Panorama.hemisphere(90, 300)) == 120_000
 
 
 def test_too_little_room_is_told_and_mended(room):
