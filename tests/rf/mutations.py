@@ -25,7 +25,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_mutations import ON_CUDA
+from launch_mutations import IN_LAUNCHES
+from list_mutations import IN_LISTS
 from mutation import (
     BINDING,
     BOUNDS,
@@ -43,6 +44,7 @@ from mutation import (
     WALK,
     Mutation,
 )
+from tile_mutations import IN_TILES
 
 os.environ["OMP_NUM_THREADS"] = "1"
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -390,7 +392,9 @@ MUTATIONS = (
     Mutation(
         "fake of another shape", OPERATOR, "means.new_empty(b, height, width),", "means.new_empty(b, width, height),"
     ),
-    *ON_CUDA,
+    *IN_LISTS,
+    *IN_TILES,
+    *IN_LAUNCHES,
 )
 """What is planted."""
 
