@@ -223,7 +223,7 @@ def test_lists_of_every_length_are_sorted(cuda, count):
 @pytest.mark.parametrize(("count", "receivers"), [(1, 1), (1, 3), (64, 2), (65, 5), (700, 4)])
 @pytest.mark.parametrize("keep", [True, False])
 def test_sorts_agree(radix, monkeypatch, count, receivers, keep):
-    """By radix and by merges: pairs at one distance, a third just nearer, one nowhere; with memory to keep, and without."""
+    """By radix and by merges: pairs at one distance, a third just nearer, one nowhere; with memory kept or not."""
     inputs = [x.float() for x in scene(count, receivers=receivers, seed=40, scales=(0.2, 0.9))]
     inputs[:4] = [x[torch.arange(count) // 3] for x in inputs[:4]]
     inputs[0] = inputs[0] * (1 - 4e-7 * (torch.arange(count) % 3 == 2))[:, None]
