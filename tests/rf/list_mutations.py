@@ -38,7 +38,7 @@ IN_LISTS = (
     Mutation("fourth not compared", LISTS, "                put_in_order(key[1], key[3]);\n", ""),
     Mutation("second stride forgotten", LISTS, "            put_in_order(key[2], key[3]);\n", ""),
     Mutation("last stride of odd sizes", LISTS, "span > 1; span /= 4)", "span > 2; span /= 4)"),
-    Mutation("two keys in a place", LISTS, "k ^ (k & 16 ? 10 : 0)", "k | (k & 16 ? 10 : 0)"),
+    Mutation("two keys in a place", LISTS, "k ^ (k & 16 ? 5 : 0)", "k | (k & 16 ? 5 : 0)"),
     Mutation("warps don't wait in wide spans", LISTS, "if (quarter > 32 || (", "if (quarter > 64 || ("),
     Mutation("warps don't wait before wide spans", LISTS, "(span <= 4 && k >= 64))", "(span <= 4 && k == 64))"),
     Mutation("warps don't wait for the last keys", LISTS, "(span <= 4 && k >= 64))", "(span <= 4 && k > 64))"),

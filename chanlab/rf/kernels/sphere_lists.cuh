@@ -128,7 +128,7 @@ __device__ __forceinline__ void put_in_order(uint64_t& low, uint64_t& high) {
 }
 
 // Where a key lies in shared memory: so that lanes which take every fourth, or parts of four, meet in no bank.
-__device__ __forceinline__ int apart(int k) { return k ^ (k & 16 ? 10 : 0) ^ (k & 32 ? 5 : 0); }
+__device__ __forceinline__ int apart(int k) { return k ^ (k & 16 ? 5 : 0) ^ (k & 32 ? 10 : 0); }
 
 // A block sorts CHUNK keys of a receiver, or those that are left: a bitonic sort, two strides at a time, span / 2 and
 // span / 4; a last one alone. A thread has four keys. Every step compares upwards, so that what would lie beyond `count`
