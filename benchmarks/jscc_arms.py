@@ -14,7 +14,8 @@ from chanlab.errors import UsageError
 from chanlab.jscc import ADJSCC, AdaptiveJSCC, Codec, DeepJSCC
 
 WIDE_KERNELS = (9, 5, 5, 5, 5)
-GROUPS = ("ours", "specialists", "adjscc", "deepjscc")
+GROUPS = ("ours", "adjscc", "specialists", "deepjscc")
+DEFAULT = ("ours", "adjscc", "specialists", "deepjscc_1_6_10dB")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """As files are called: `adaptive`, `adaptive_1_6_10dB`, `adjscc_1_12`."""
+        """As files are called: `adaptive`, `adaptive_10dB`, `adaptive_1_6_10dB`, `adjscc_1_12`."""
         parts = [self.system]
         if self.ratio is not None:
             parts.append(f"{self.ratio.numerator}_{self.ratio.denominator}")
@@ -55,21 +56,23 @@ class Arm:
     def label(self) -> str:
         """As records call the system."""
         if self.system == "adaptive":
-            return "adaptive" if self.snr_db is None else "adaptive, one SNR"
+            one = [name for name, held in (("SNR", self.snr_db), ("ratio", self.ratio)) if held is not None]
+            return ", ".join(["adaptive", *(["one " + " and ".join(one)] if one else [])])
         return self.system
 
 
 def arms(args: argparse.Namespace) -> list[Arm]:
-    """The runs that --arms names, ours first."""
+    """The runs that --arms names, in its order."""
     found: list[Arm] = []
     for group in args.arms:
         if group == "ours":
             found.append(Arm("adaptive"))
         elif group == "adjscc":
             found += [Arm("adjscc", ratio) for ratio in args.ratios]
-        elif group in ("specialists", "deepjscc"):
-            system = "adaptive" if group == "specialists" else "deepjscc"
-            found += [Arm(system, ratio, snr) for ratio in args.ratios for snr in args.snrs]
+        elif group == "specialists":
+            found += [Arm("adaptive", None, snr) for snr in args.held_snrs]
+        elif group == "deepjscc":
+            found += [Arm("deepjscc", ratio, snr) for ratio in args.ratios for snr in args.held_snrs]
         else:
             found.append(named(group))
     return list(dict.fromkeys(found))
@@ -77,10 +80,15 @@ def arms(args: argparse.Namespace) -> list[Arm]:
 
 def named(name: str) -> Arm:
     """A single run by its name."""
-    match = re.fullmatch(r"(adaptive|adjscc|deepjscc)_(\d+)_(\d+)(?:_(-?[\d.]+)dB)?", name)
-    if match is None or (match[1] == "adjscc") == (match[4] is not None):
+    match = re.fullmatch(r"(adaptive|adjscc|deepjscc)(?:_(\d+)_(\d+))?(?:_(-?[\d.]+)dB)?", name)
+    # ADJSCC has one ratio and all SNRs, DeepJSCC one of each, ours any.
+    needs = {"adjscc": (True, False), "deepjscc": (True, True)}
+    if match is None or (match[2] is not None, match[4] is not None) != needs.get(
+        match[1], (match[2] is not None, match[4] is not None)
+    ):
         raise UsageError(f"--arms are {', '.join(GROUPS)} or single runs such as deepjscc_1_6_10dB, not {name}.")
-    return Arm(match[1], Fraction(int(match[2]), int(match[3])), None if match[4] is None else float(match[4]))
+    ratio = None if match[2] is None else Fraction(int(match[2]), int(match[3]))
+    return Arm(match[1], ratio, None if match[4] is None else float(match[4]))
 
 
 def build(arm: Arm, args: argparse.Namespace) -> Codec:
@@ -95,12 +103,11 @@ def build(arm: Arm, args: argparse.Namespace) -> Codec:
 
 @cache
 def matching_filters(kind: type[DeepJSCC], ratio: Fraction, target: int) -> int:
-    """The number of filters of each layer with which a codec comes closest to a number of parameters."""
-    low, high = 16, 1024
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if parameters(kind, ratio, middle, WIDE_KERNELS) <= target else (low, middle)
-    return min((low, high), key=lambda filters: abs(parameters(kind, ratio, filters, WIDE_KERNELS) - target))
+    """The multiple of 8 filters of each layer with which a codec comes closest to a number of parameters.
+
+    Tensor cores multiply channels in groups of 8; other numbers would slow these codecs down.
+    """
+    return min(range(16, 1024, 8), key=lambda filters: abs(parameters(kind, ratio, filters, WIDE_KERNELS) - target))
 
 
 @cache

@@ -17,7 +17,8 @@ from chanlab.jscc.images import ImageDataModule
 from chanlab.metrics import bootstrap_interval
 from chanlab.records import Record, record, select
 
-SIZES = {"crop": "96x96", "photo": "512x768"}
+SIZES = {"shrunk": "96x96", "crop": "96x96 crops", "photo": "512x768"}
+"""What photographs are evaluated as, and what records call it: shrunk to 96x96, cut at their own size, shrunk."""
 Results = Mapping[Arm, Mapping[str, Any]]
 
 
@@ -140,7 +141,7 @@ def plot(records: Iterable[Record], path: Path) -> Path:
     ratios = sorted({r["condition"]["ratio"] for r in records}, key=Fraction, reverse=True)
     systems = list(dict.fromkeys(r["system"] for r in records))
     figure, axes = plt.subplots(
-        len(ratios), 2, figsize=(9, 3.6 * len(ratios)), sharex=True, squeeze=False, layout="constrained"
+        len(ratios), len(SIZES), figsize=(12, 3.6 * len(ratios)), sharex=True, squeeze=False, layout="constrained"
     )
     for row, ratio in zip(axes, ratios, strict=True):
         for axis, size in zip(row, SIZES.values(), strict=True):
@@ -150,7 +151,7 @@ def plot(records: Iterable[Record], path: Path) -> Path:
                     for r in select(records, system=system, size=size, ratio=ratio)
                 )
                 if points:
-                    line = "--" if system == "adaptive, one SNR" else "-"
+                    line = "--" if system.startswith("adaptive, one") else "-"
                     axis.plot(*zip(*points, strict=True), line, color=f"C{i}", marker="o", markersize=3, label=system)
             axis.set_title(f"{size}, k/n = {ratio}", fontsize=10)
             axis.grid(alpha=0.3)

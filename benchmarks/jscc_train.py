@@ -1,13 +1,15 @@
 """Trains codecs of images on the same photographs for the same number of steps, and compares them on held-out ones.
 
-Runs (--arms): `ours`, AdaptiveJSCC for all SNRs and bandwidth ratios at once; `specialists`, the same network for one
-SNR and ratio each; `adjscc`, for one ratio each; `deepjscc`, for one SNR and ratio each. ADJSCC and DeepJSCC have as
-many parameters as ours. All have the same loss, batches, crops, schedule and steps, over AWGN.
+Runs (--arms): `ours`, AdaptiveJSCC for all SNRs and bandwidth ratios at once; `adjscc`, for one ratio each;
+`specialists`, our network for one SNR each and all ratios; `deepjscc`, for one SNR and ratio each; single runs by name,
+`adaptive_1_6_10dB` for example. ADJSCC and DeepJSCC have as many parameters as ours. All have the same loss, batches,
+crops, schedule and steps, over AWGN; runs come in the order asked for.
 
-Below --out: weights/*.safetensors; runs/*.json, each with its loss and its PSNR on crops (96x96) and photographs
-(512x768) of the test split (--split); results.json, whose intervals come from a bootstrap over photographs; psnr.png.
+Below --out: weights/*.safetensors; runs/*.json, each with its loss and its PSNR on test photographs (--split), shrunk
+to 96x96, in crops of 96x96, and at 512x768; results.json, whose intervals are a bootstrap over photographs; psnr.png.
 Runs whose weights are there are not trained again, and those evaluated not evaluated again, when the command is given
-again; the rest then has as many steps as they had. Runs of other settings than asked for are refused, not compared.
+again; the rest then has as many steps as they had, and a run that was interrupted goes on from partial/*.pt. Runs of
+other settings than asked for are refused, not compared.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jscc_arms import GROUPS, Arm, arms
+from jscc_arms import DEFAULT, Arm, arms
 from jscc_engine import Engine, Trained
 from jscc_table import SIZES, comparisons, plot, psnr_records, psnr_table
 
@@ -36,7 +38,7 @@ from chanlab.weights import load_weights, save_weights
 EXAMPLES = """examples:
   python benchmarks/jscc_train.py --images photos --steps 50 --batch 4 --widths 16 24 --arms ours adjscc     (on a CPU)
   python benchmarks/jscc_train.py --images photos --check --device cuda
-  python benchmarks/jscc_train.py --images photos --minutes 14 --total-minutes 18 --device cuda
+  python benchmarks/jscc_train.py --images photos --minutes 8 --total-minutes 9.5 --device cuda
   python benchmarks/jscc_train.py --images photos --evaluate --device cuda
 """
 
@@ -47,28 +49,32 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--images", type=Path, required=True, help="folder of photographs, split by source")
-    parser.add_argument("--arms", nargs="+", default=list(GROUPS), help="groups, or runs by name: deepjscc_1_6_10dB")
+    parser.add_argument("--arms", nargs="+", default=list(DEFAULT), help=f"default: {' '.join(DEFAULT)}")
     parser.add_argument("--ratios", nargs="+", default=["1/6", "1/12"], help="k/n compared (default: 1/6 1/12)")
     parser.add_argument(
         "--train-ratios",
         nargs="+",
-        default=["1/24", "1/12", "1/12", "1/8", "1/6", "1/6"],
+        default=["1/24", "1/12", "1/12", "1/8", "1/6", "1/6", "1/6"],
         help="k/n that ours draws from",
     )
-    parser.add_argument("--snrs", nargs="+", type=float, default=[0.0, 5.0, 10.0, 15.0, 20.0], help="[dB]")
+    parser.add_argument("--snrs", nargs="+", type=float, default=[0.0, 5.0, 10.0, 15.0, 20.0], help="evaluated [dB]")
+    parser.add_argument("--held-snrs", nargs="+", type=float, default=[0.0, 10.0, 20.0], help="of specialists [dB]")
     parser.add_argument("--snr-range", nargs=2, type=float, default=[0.0, 20.0], help="in training [dB]")
     parser.add_argument("--steps", type=int, help="of every run; default: as runs that are there, or 8000")
     parser.add_argument("--minutes", type=float, help="of training altogether, from which --steps follows")
     parser.add_argument("--total-minutes", type=float, default=1e9, help="no run is started that would end later")
-    parser.add_argument("--batch", type=int, default=128, help="crops a step (default: 128)")
+    parser.add_argument("--batch", type=int, default=64, help="crops a step (default: 64)")
     parser.add_argument("--crop", type=int, default=96, help="size of training crops (default: 96)")
-    parser.add_argument("--scales", nargs="+", type=float, default=[1.0, 0.5], help="of training photographs")
+    parser.add_argument("--max-side", type=int, default=768, help="training photographs are shrunk to (default: 768)")
+    parser.add_argument(
+        "--scales", nargs="+", type=float, default=[1.0, 0.7, 0.5, 0.35, 0.25], help="of shrunk training photographs"
+    )
     parser.add_argument("--widths", nargs=2, type=int, default=[64, 96], help="of ours")
     parser.add_argument("--depths", nargs=2, type=int, default=[3, 4], help="of ours")
     parser.add_argument("--kernel", type=int, default=5, help="of ours")
     parser.add_argument("--loss", choices=["psnr", "mse"], default="psnr", help="of all (default: psnr)")
     parser.add_argument(
-        "--lr", nargs="+", default=[], metavar="SYSTEM=RATE", help="default: adaptive=2e-3 adjscc=2e-3 deepjscc=2e-3"
+        "--lr", nargs="+", default=[], metavar="SYSTEM=RATE", help="default: adaptive=1e-3 adjscc=7e-4 deepjscc=7e-4"
     )
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--warmup", type=float, default=0.03, help="part of the steps")
@@ -82,7 +88,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         help="evaluated: val to choose learning rates (default: test)",
     )
     parser.add_argument("--crops", type=int, default=4, help="evaluated crops of each photograph (default: 4)")
-    parser.add_argument("--max-side", type=int, help="photographs with a longer side are shrunk to it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bits", type=int, choices=[8, 16, 32], default=16, help="of kept weights (default: 16)")
     parser.add_argument("--precision", choices=["bf16", "32"], help="default: bf16 on a GPU")
@@ -99,7 +104,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         setattr(args, name, [as_ratio(r) for r in getattr(args, name)])
     if max(args.ratios) > max(args.train_ratios):
         raise UsageError("--ratios reach above --train-ratios: ours has no channels for them.")
-    rates = {"adaptive": 2e-3, "adjscc": 2e-3, "deepjscc": 2e-3}
+    rates = {"adaptive": 1e-3, "adjscc": 7e-4, "deepjscc": 7e-4}
     for item in args.lr:
         system, _, rate = item.partition("=")
         if system not in rates:
@@ -135,12 +140,13 @@ def evaluation(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def photographs(args: argparse.Namespace) -> dict[str, ImageDataModule]:
-    """Training photographs, and those evaluated as crops and whole."""
-    shared: dict[str, Any] = {"images": args.images, "max_side": args.max_side, "allow_similar": False}
+    """Training photographs, and those evaluated at each of `SIZES`."""
+    shared: dict[str, Any] = {"images": args.images, "max_side": args.max_side, "threads": 8}
     return {
         "train": ImageDataModule(
             **shared, crop=args.crop, scales=args.scales, min_side=args.crop, batch_size=args.batch
         ),
+        "shrunk": ImageDataModule(**shared, eval_size=(96, 96), batch_size=256),
         "crop": ImageDataModule(**shared, eval_crop=96, eval_crops=args.crops, batch_size=256),
         "photo": ImageDataModule(**shared, eval_size=(512, 768), batch_size=8),
     }
@@ -159,6 +165,10 @@ class Shelf:
     def weights(self, arm: Arm) -> Path:
         """The file of its weights."""
         return self.folder / "weights" / f"{arm.name}.safetensors"
+
+    def partial(self, arm: Arm) -> Path:
+        """The state of a run that isn't finished."""
+        return self.folder / "partial" / f"{arm.name}.pt"
 
     def read(self, arm: Arm) -> dict[str, Any]:
         """What is known of a run, empty if nothing."""
@@ -214,8 +224,9 @@ def perform(arm: Arm, engine: Engine, steps: int, data: dict[str, ImageDataModul
     if not shelf.weights(arm).is_file():
         if args.evaluate:
             raise UsageError(f"there are no weights {shelf.weights(arm)}: train them, without --evaluate.")
-        done: Trained = engine.train(arm, steps)
+        done: Trained = engine.train(arm, steps, shelf.partial(arm))
         save_weights(engine.codec, shelf.weights(arm), args.bits)
+        shelf.partial(arm).unlink(missing_ok=True)
         known = {"trained": asdict(done), "settings": settings(arm, args)}
         shelf.write(arm, known)
     if not shelf.evaluated(arm, args):
@@ -226,8 +237,8 @@ def perform(arm: Arm, engine: Engine, steps: int, data: dict[str, ImageDataModul
         }
         known["evaluation"] = evaluation(args)
         shelf.write(arm, known)
-        means = {key: sum(v) / len(v) for key, v in known["psnr"]["crop"].items()}
-        print(f"{arm.name}: PSNR on crops " + ", ".join(f"{k} dB: {v:.2f}" for k, v in means.items()), flush=True)
+        means = {key: sum(v) / len(v) for key, v in known["psnr"]["shrunk"].items()}
+        print(f"{arm.name}: PSNR at 96x96: " + ", ".join(f"{k} dB: {v:.2f}" for k, v in means.items()), flush=True)
     return known
 
 
@@ -238,21 +249,24 @@ def main(given: Sequence[str] | None = None) -> None:
     if args.device.startswith("cuda"):
         torch.backends.cudnn.benchmark = True
         torch._dynamo.config.cache_size_limit = 64
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = False  # weights are trained in bfloat16, evaluated in float32
+        print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}", flush=True)
     shelf, data, runs = Shelf(args.out), photographs(args), arms(args)
     engines: dict[tuple[str, Fraction | None], Engine] = {}
     results: dict[Arm, dict[str, Any]] = {}
     shelf.check(runs, args)
     todo = [arm for arm in runs if args.check or not shelf.weights(arm).is_file()]
+    if todo and not args.evaluate:
+        count = len(data["train"].crops("train").pixels)
+        print(f"{count} training pictures after {time.perf_counter() - begin:.0f} s", flush=True)
     for arm in todo if not args.evaluate else []:
         if arm.architecture not in engines:
             engines[arm.architecture] = made = Engine(arm, data["train"], args)
             memory = torch.cuda.max_memory_allocated() / 1e9 if made.cuda else 0.0
             print(
-                f"{arm.name}: {sum(p.numel() for p in made.weights)} parameters, {1e3 * made.seconds_per_step:.2f} ms "
-                f"a step, ready after {made.warm_up:.0f} s, {memory:.1f} GB"
-                f"{', compiled' if made.parts else ''}{', one graph' if made.graph is not None else ''}",
+                f"{arm.name}: {sum(p.numel() for p in made.weights)} parameters, {1 / made.seconds_per_step:.0f} "
+                f"steps/s, ready after {made.warm_up:.0f} s, {memory:.1f} GB"
+                f"{', compiled' if made.way.compiled else ''}{', one graph' if made.graph is not None else ''}",
                 flush=True,
             )
     known = shelf.steps(runs)

@@ -2,7 +2,7 @@
 
 For each photograph, bandwidth ratio and SNR the best operating point is searched (quality, modulation and coding
 scheme), then the bits are really sent. Beside it: the same codecs in whole files, with an ideal channel code (capacity,
-finite length), and the cliff of a link that was set up for one SNR and meets another. Crops and photographs apart.
+finite length), and the cliff of a link that was set up for one SNR and meets another. Images of 96x96 and of 512x768.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from chanlab.cli.common import run_script, script_parser
-from chanlab.cli.image_systems import IMAGE_CODECS
+from chanlab.cli.image_systems import IMAGE_CODECS, add_small
 from chanlab.errors import UsageError
 
 EXAMPLES = """examples:
-  python sims/image_separation.py --images photos --crops 2 --photos 4
+  python sims/image_separation.py --images photos --photos 4
   python sims/image_separation.py --images photos --codecs avif --snr 0 10 20 --photos 0
   python sims/image_separation.py --images photos --draw out/image_separation/results.json   (the picture alone)
 """
 PHOTO = (512, 768)
-CROP = 96
+SMALL = 96
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,16 +35,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--ratios", nargs="+", default=["1/6", "1/12"], help="bandwidth ratios k/n")
     p.add_argument("--snr", type=float, nargs="+", default=[0, 2.5, 5, 7.5, 10, 12.5, 15, 17.5, 20], help="[dB]")
     p.add_argument("--cliff", type=float, nargs="*", default=[5, 10], help="SNRs a fixed link is set up for [dB]")
-    p.add_argument("--crops", type=int, default=2, help="crops of 96x96 from each photograph; 0: none")
+    add_small(p)
     p.add_argument("--photos", type=int, default=4, help="photographs of 512x768 at most; 0: none")
     p.add_argument(
         "--send",
         choices=["all", "best", "none"],
         default="best",
         help="which codecs' photographs are really sent; figures of the others are expectations by the table of block "
-        "error rates (crops are always sent)",
+        "error rates (images of 96x96 are always sent)",
     )
-    p.add_argument("--speed", type=int, nargs=2, default=[4, 6], help="speed of AVIF for crops and for photographs")
+    p.add_argument("--speed", type=int, nargs=2, default=[4, 6], help="speed of AVIF at 96x96 and at 512x768")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--draw", type=Path, nargs="+", help="draw these records, measure nothing")
     p.add_argument("--out", type=Path, default=Path("out/image_separation"), help="folder of results and picture")
@@ -88,18 +88,18 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         ratios = [Fraction(r) for r in args.ratios]
     except ValueError as error:
         raise UsageError(f"--ratios are fractions like 1/6: {error}.") from error
-    if args.crops < 0 or args.photos < 0 or not args.crops + args.photos:
-        raise UsageError("--crops and --photos can't be negative, and not both 0.")
+    if args.crops < 1 or args.photos < 0 or (args.small == "none" and not args.photos):
+        raise UsageError("--crops is at least 1; --photos is at least 0, or 1 with --small none.")
     records = []
     for photos in (False, True):
-        if not (args.photos if photos else args.crops):
+        if not args.photos if photos else args.small == "none":
             continue
         records += sweep(
             systems(names, args, photos),
             batches(args, photos),
             ratios,
             args.snr,
-            args.images.name,
+            f"{args.images.name}, crops" if not photos and args.small == "crops" else args.images.name,
             args.split,
             args.seed,
             lambda text: print(text, file=sys.stderr, flush=True),
@@ -108,10 +108,12 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def batches(args: argparse.Namespace, photos: bool) -> Iterator[dict[str, Any]]:
-    """Crops, or photographs cut to 512x768."""
+    """Images of 96x96, or photographs cut to 512x768."""
     from chanlab.jscc.images import ImageDataModule
 
-    size: dict[str, Any] = {"eval_size": PHOTO} if photos else {"eval_crop": CROP, "eval_crops": args.crops}
+    size: dict[str, Any] = {"eval_size": PHOTO if photos else (SMALL, SMALL)}
+    if not photos and args.small == "crops":
+        size = {"eval_crop": SMALL, "eval_crops": args.crops}
     left = args.photos if photos else sys.maxsize
     for batch in ImageDataModule(images=args.images, eval_batch_size=1 if photos else 32, **size).batches(args.split):
         if left > 0:

@@ -1,9 +1,9 @@
 """Photographs sent through a channel by trained DeepJSCC codecs: quality over SNR, and what was received.
 
-Crops and photographs apart, at each bandwidth ratio and SNR, pilots and side information counted. With --csi receivers
-that estimate the channel are compared with one that knows it; separation stands beside, measured here (--separation) or
-by sims/image_separation.py (--beside). What an image meets depends on (seed, image id) alone. Interrupted, the same
-command goes on where it stopped.
+Images of 96x96 and of 512x768, at each bandwidth ratio and SNR, pilots and side information counted. With --csi,
+receivers that estimate the channel are compared with one that knows it; separation stands beside, measured here
+(--separation) or by sims/image_separation.py (--beside). What an image meets depends on (seed, image id) alone.
+Interrupted, the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chanlab.cli.common import run_script, script_parser
-from chanlab.cli.image_systems import CSI, IMAGE_CODECS
+from chanlab.cli.image_systems import CSI, IMAGE_CODECS, add_small
 from chanlab.errors import UsageError
 
 EXAMPLES = """examples:
@@ -34,7 +34,7 @@ class_path and init_args. Arguments of the classes in chanlab.jscc (and of chanl
   ofdm:cdl-d,speed=[0,3],delay_spread=100e-9   ofdm:data/street_canyon,num_subcarriers=256
 """
 PHOTO = (512, 768)
-CROP = 96
+SMALL = 96
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,20 +61,20 @@ def parser() -> argparse.ArgumentParser:
         help="bandwidth ratios k/n, pilots included; `own`: the codec's highest, pilots on top (default: 1/6)",
     )
     p.add_argument("--snr", type=float, nargs="+", default=[0, 2.5, 5, 7.5, 10, 12.5, 15, 17.5, 20], help="[dB]")
-    p.add_argument("--crops", type=int, default=2, help="crops of 96x96 from each photograph; 0: none (default: 2)")
+    add_small(p)
     p.add_argument("--photos", type=int, default=4, help="photographs of 512x768 at most; 0: none (default: 4)")
     p.add_argument(
         "--separation",
         nargs="+",
         choices=list(IMAGE_CODECS),
         default=[],
-        help="image codecs that are sent through the same channel with LDPC and QAM; crops take seconds an image, "
+        help="image codecs that are sent through the same channel with LDPC and QAM; 96x96 take seconds an image, "
         "photographs minutes",
     )
     p.add_argument("--beside", type=Path, nargs="+", default=[], help="records drawn beside, of separation for example")
     p.add_argument("--show", type=int, nargs="*", default=[0], help="numbers of images shown as received (default: 0)")
     p.add_argument("--show-snr", type=float, nargs="+", help="at these SNRs [dB] (default: five of --snr)")
-    p.add_argument("--batch", type=int, default=16, help="crops sent at once; photographs go one by one (default: 16)")
+    p.add_argument("--batch", type=int, default=16, help="images of 96x96 sent at once, of others one (default: 16)")
     p.add_argument("--device", default="cpu")
     p.add_argument("--seed", type=int, default=1, help="of crops, noise and fading (default: 1)")
     p.add_argument("--out", type=Path, default=Path("out/image_transmission"), help="folder of results and pictures")
@@ -133,8 +133,8 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError("nothing to send or to draw: give --codec, --separation or --beside.")
     if (args.codec or args.separation) and args.images is None:
         raise UsageError("--images: which photographs are to be sent?")
-    if args.crops < 0 or args.photos < 0 or not args.crops + args.photos or args.batch < 1:
-        raise UsageError("--crops and --photos can't be negative, and not both 0; --batch is at least 1.")
+    if args.crops < 1 or args.photos < 0 or args.batch < 1 or (args.small == "none" and not args.photos):
+        raise UsageError("--crops and --batch are at least 1; --photos is at least 0, or 1 with --small none.")
     args.ratios = [None if r == "own" else as_ratio(r) for r in args.ratios]
     if args.separation and None in args.ratios:
         raise UsageError("--separation has no bandwidth ratio of its own: give --ratios such as 1/6.")
@@ -155,11 +155,15 @@ def senders(args: argparse.Namespace) -> list[Any]:
     for codec in args.separation:
         find_codec(codec)  # what is missing is told before anything is measured
     receivers = make_receivers(args.channel, args.csi, args.seed)
-    sizes = [(CROP, args.crops, args.batch), (PHOTO, args.photos, 1)]
+    data = args.images.name
+    small = {
+        "shrunk": [((SMALL, SMALL), None, args.batch, data)],
+        "crops": [(SMALL, args.crops, args.batch, f"{data}, crops")],
+        "none": [],
+    }
+    sizes = [*small[args.small], *([(PHOTO, args.photos, 1, data)] if args.photos else [])]
     images = [
-        Images(image_batches(args.images, args.split, *size, args.seed), args.images.name, args.split)
-        for size in sizes
-        if size[1]
+        Images(image_batches(args.images, args.split, *size, args.seed), name, args.split) for *size, name in sizes
     ]
     made = codec_senders(codecs, images, args.channel, receivers, args.ratios, args.seed, args.device)
     return made + [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ CHANNELS = {
     "mimo": ("MIMO", {}),
 }
 """Channels by name: a class of `chanlab.jscc`, and arguments that the name stands for."""
+SMALL = ("shrunk", "crops", "none")
+"""What images of 96x96 are: photographs as a whole, crops at their own size, or nothing."""
 CSI = ("perfect", "lmmse", "ls", "phase", "none")
 CDL_DEFAULTS: Mapping[str, Any] = {"delay_spread": 300e-9, "speed": [0.0, 30.0], "carrier": 3.5e9, "block": 8}
 """Of `ofdm:cdl-*`; the arrays have one element each."""
@@ -106,18 +109,19 @@ def make_codec(spec: str, map_location: str = "cpu") -> Any:
     Args:
         spec: A checkpoint of `chanlab fit` (`out/ours/best.ckpt`), or `RECIPE[,argument=value...][:WEIGHTS]`: the class
             and arguments of the codec in a recipe of `models/jscc`, arguments replaced, and weights that
-            `chanlab.weights.save_weights` wrote; without weights those that the recipe names.
+            `chanlab.weights.save_weights` wrote; without these those that the recipe names, or that lie beside it.
         map_location: Device.
 
     Returns:
         A `chanlab.jscc.Codec` in evaluation mode.
 
     Raises:
-        UsageError: If there is no such file or recipe, or the recipe names no weights.
+        UsageError: If there is no such file or recipe, or the recipe has no weights.
         ChanlabError: If a file can't be read, or its weights are another codec's.
     """
     from chanlab.cli.demo.models import read
     from chanlab.cli.lightning import find_weights
+    from chanlab.data.recipe import find_recipe
     from chanlab.jscc import Codec, load_codec
     from chanlab.weights import load_weights
 
@@ -138,9 +142,10 @@ def make_codec(spec: str, map_location: str = "cpu") -> Any:
     if not isinstance(node, dict):
         raise UsageError(f"recipe {name} has no codec: take one of models/jscc.")
     _place(options, [node], spec)
-    weights = weights or recipe.get("weights") or ""
+    beside = find_recipe("models", name).with_suffix(".safetensors")
+    weights = weights or recipe.get("weights") or (str(beside) if beside.is_file() else "")
     if not weights:
-        raise UsageError(f"recipe {name} names no weights: give a checkpoint, or {name}:WEIGHTS.safetensors.")
+        raise UsageError(f"recipe {name} comes without weights: give a checkpoint, or {name}:WEIGHTS.safetensors.")
     codec = _instantiate(node, Codec, spec).to(map_location)
     load_weights(codec, find_weights(weights))
     return codec.eval()
@@ -167,7 +172,7 @@ def split_spec(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def image_batches(
-    images: Path, split: str, size: tuple[int, int] | int, count: int, batch_size: int, seed: int = 1
+    images: Path, split: str, size: tuple[int, int] | int, count: int | None, batch_size: int, seed: int = 1
 ) -> list[dict[str, Any]]:
     """Held-out images of one size.
 
@@ -175,7 +180,7 @@ def image_batches(
         images: Folder of photographs; see `chanlab.jscc.ImageDataModule`.
         split: `val` or `test`.
         size: Height and width that photographs are shrunk and cut to; or the side of square crops.
-        count: Photographs at most; or crops from each photograph.
+        count: Photographs at most (None: all); or crops from each photograph.
         batch_size: Images in a batch.
         seed: Of splits and crops.
 
@@ -194,6 +199,19 @@ def image_batches(
         if len(kept["id"]):
             found.append({**kept, "name": [data.picture(split, i) for i in kept["id"].tolist()]})
     return found
+
+
+def add_small(parser: argparse.ArgumentParser) -> None:
+    """Options of a script that say which images of 96x96 it sends."""
+    parser.add_argument(
+        "--small",
+        choices=SMALL,
+        default="shrunk",
+        help="images of 96x96: `shrunk`, photographs shrunk until they just cover 96x96 and cut around their middle, "
+        "as small data sets of the field are made (CIFAR-10, STL-10, CelebA); `crops` of photographs at their own "
+        "size, whose content is smoother (default: shrunk)",
+    )
+    parser.add_argument("--crops", type=int, default=2, help="from each photograph, with --small crops (default: 2)")
 
 
 def _ofdm(source: str, options: Mapping[str, Any], seed: int, spec: str) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,19 @@ from torch.nn import functional as F
 
 from chanlab.errors import UsageError
 from chanlab.jscc.codec import Codec, Ratio
-from chanlab.jscc.contract import Received, Transmission, per_image, source_values
+from chanlab.jscc.contract import (
+    Received,
+    Transmission,
+    normalise_power,
+    per_image,
+    power_scale,
+    source_values,
+)
+from chanlab.jscc.depthwise import depthwise
+from chanlab.jscc.latents import LatentTransform, linear_start
 
+SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB = 10, -20.0, 60.0
+"""Side information that tells a scale, in equal steps of its range [dB]."""
 LOWEST_SNR_DB, HIGHEST_SNR_DB = -10.0, 30.0
 """Range of SNR that conditions are clipped to [dB]: below and above it nothing is learnt."""
 
@@ -28,8 +39,13 @@ class AdaptiveJSCC(Codec):
     - A linear path, blocks of 8 x 8 pixels to latents and back, stands beside the networks, which weigh its latents and
       add to them. It starts as analogue transmission of DCT coefficients (`linear_start`), they start at zero: training
       begins with a codec that works, and learns where to spend power.
+    - Latents of neighbouring blocks are alike: a further DCT over 4 x 4 of them (`LatentTransform`) sends each of its
+      coefficients at a gain of its own. Convolutions, which treat all positions alike, couldn't.
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
       decoder is told the mean SNR after equalisation.
+    - 34 bits of side information, counted, tell an image's mean colour, which isn't sent otherwise, and the scale that
+      brings the rest to unit power: no power is spent on what a few bits can say, and a pale image and a vivid one are
+      not the same symbols.
     - Latent channels are ordered: the network has seen prefixes of all lengths, so that a lower bandwidth ratio is a
       prefix, and the first symbols carry what matters most.
     - The decoder gets each symbol's linear minimum mean square error estimate and the share of its energy that isn't
@@ -43,19 +59,23 @@ class AdaptiveJSCC(Codec):
         conditioning: Width of the features of SNR and ratio.
     """
 
+    side_bits = 3 * 8 + SCALE_BITS
+
     def __init__(
         self,
         max_ratio: float | str | Fraction = 1 / 6,
         widths: Sequence[int] = (64, 96),
         depths: Sequence[int] = (3, 4),
         kernel: int = 5,
-        conditioning: int = 32,
+        conditioning: int = 24,
     ) -> None:
         super().__init__(max_ratio, stride=8)
         if len(widths) != 2 or len(depths) != 2 or min(depths) < 1 or kernel % 2 == 0:
             raise UsageError(
                 f"widths and depths are two numbers each, and the kernel is odd: not {widths}, {depths}, {kernel}."
             )
+        self.spread = LatentTransform(2 * self.pairs)
+        self.gather = LatentTransform(2 * self.pairs, inverse=True)
         self.encoder = _Encoder(2 * self.pairs, widths, depths, kernel, conditioning)
         self.decoder = _Decoder(3 * self.pairs, widths, depths, kernel, conditioning)
 
@@ -63,29 +83,52 @@ class AdaptiveJSCC(Codec):
         """See `Codec.encode`."""
         snr_db = per_image(snr_db, images)
         width, uses, bits = self.budget(images, snr_db, ratio)
-        latent = self.analysis(self.pad(images), self.conditions(snr_db, uses, images.shape[1:]))
-        return self.transmission(latent, width, uses, bits)
+        padded = self.pad(images)
+        mean = (255 * images.float().mean((2, 3))).round().clamp(0, 255) / 255
+        conditions = self.conditions(snr_db, uses, images.shape[1:])
+        latent = self.analysis(padded - mean[..., None, None] + 0.5, conditions)
+        symbols, used = self.symbols(latent, width, uses)
+        scale = self.told(power_scale(symbols, used, self.convention)).expand(len(images))
+        side = torch.cat([scale[:, None], mean], 1)
+        return Transmission(normalise_power(symbols, used, self.convention), used, bits, side)
+
+    def told(self, scale: Tensor) -> Tensor:
+        """A scale as side information tells it, `[batch]`; exact in training."""
+        decibel = (20 * scale.log10()).clamp(LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
+        if not self.training:
+            step = (HIGHEST_SCALE_DB - LOWEST_SCALE_DB) / (2**SCALE_BITS - 1)
+            decibel = ((decibel - LOWEST_SCALE_DB) / step).round() * step + LOWEST_SCALE_DB
+        return 10 ** (decibel / 20)
 
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """See `Codec.decode`."""
         used = received.used
         share = torch.where(used, received.power / (received.power + received.noise_variance), 0.0)
-        scale = share / (received.gain.clamp(min=1e-6) * received.power**0.5)
+        side = received.side
+        if side is None:  # as if it were grey, and its scale 1
+            side = torch.tensor([received.power**0.5, 0.5, 0.5, 0.5], device=share.device).expand(len(share), -1)
+        scale = share / (received.gain.clamp(min=1e-6) * side[:, :1])
         values = (scale * received.symbols.real, scale * received.symbols.imag, share)
         features = torch.cat([self.latent(value, image_shape) for value in values], 1)
         uses = used.sum(1)
         snr_db = torch.where(used, received.symbol_snr_db, 0.0).sum(1) / uses
         conditions = self.conditions(snr_db, uses, image_shape)
-        return self.crop(self.synthesis(features, conditions), image_shape)
+        conditions = torch.cat([conditions, 2 * (side[:, :1] / received.power**0.5).log10() - 1], 1)
+        images = self.synthesis(features, conditions) + (side[:, 1:, None, None] - 0.5)
+        return self.crop(images, image_shape)
 
     def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
         """See `Codec.analysis`; for the conditions see `conditions`."""
-        latent: Tensor = self.encoder(images, conditions)
+        latent: Tensor = self.spread(self.encoder(images, conditions))
         return latent
 
     def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
-        """See `Codec.synthesis`; the features are `[batch, 3 P, h, w]`: estimates, and their share of the energy."""
-        images: Tensor = self.decoder(features, conditions)
+        """See `Codec.synthesis`; the features are `[batch, 3 P, h, w]`: estimates, and their share of the energy.
+
+        The conditions are those of the encoder and the scale [10 dB], `[batch, 3]`. Without the image's mean colour.
+        """
+        estimates = self.gather(features[:, : 2 * self.pairs])
+        images: Tensor = self.decoder(torch.cat([estimates, features[:, 2 * self.pairs :]], 1), conditions)
         return images
 
     def conditions(self, snr_db: Tensor, uses: Tensor, image_shape: Sequence[int]) -> Tensor:
@@ -126,7 +169,7 @@ class GatedBlock(nn.Module):
         """
         spatial_scale, spatial_shift, mixer_scale, mixer_shift = modulation.chunk(4, -1)
         y = self.spatial_in(_normalise(x) * (1 + spatial_scale) + spatial_shift)
-        left, right = self.depthwise(y.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).chunk(2, -1)
+        left, right = depthwise(y, self.depthwise.weight, cast(Tensor, self.depthwise.bias)).chunk(2, -1)
         x = x + self.spatial_out(left * right)
         left, right = self.mixer_in(_normalise(x) * (1 + mixer_scale) + mixer_shift).chunk(2, -1)
         mixed: Tensor = self.mixer_out(left * right)
@@ -136,12 +179,12 @@ class GatedBlock(nn.Module):
 class _Trunk(nn.Module):
     """Blocks at two resolutions and the conditions that modulate them."""
 
-    def __init__(self, widths: Sequence[int], kernel: int, conditioning: int) -> None:
+    def __init__(self, widths: Sequence[int], kernel: int, conditions: int, conditioning: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(GatedBlock(width, kernel) for width in widths)
         self.widths = [4 * width for width in widths]
         self.embed = nn.Sequential(
-            nn.Linear(2, 2 * conditioning), nn.SiLU(), nn.Linear(2 * conditioning, conditioning), nn.SiLU()
+            nn.Linear(conditions, 2 * conditioning), nn.SiLU(), nn.Linear(2 * conditioning, conditioning), nn.SiLU()
         )
         self.modulate = _zero(nn.Linear(conditioning, sum(self.widths)))
 
@@ -161,7 +204,7 @@ class _Encoder(nn.Module):
         fine, coarse = widths
         self.depth = depths[0]
         self.stem = nn.Linear(48, fine)
-        self.trunk = _Trunk([fine] * depths[0] + [coarse] * depths[1], kernel, conditioning)
+        self.trunk = _Trunk([fine] * depths[0] + [coarse] * depths[1], kernel, 2, conditioning)
         self.down = nn.Linear(4 * fine, coarse)
         self.head = _zero(nn.Linear(coarse, 2 * channels))
         self.linear = nn.Linear(192, channels)
@@ -195,7 +238,7 @@ class _Decoder(nn.Module):
         fine, coarse = widths
         self.depth = depths[1]
         self.stem = nn.Linear(channels, coarse)
-        self.trunk = _Trunk([coarse] * depths[1] + [fine] * depths[0], kernel, conditioning)
+        self.trunk = _Trunk([coarse] * depths[1] + [fine] * depths[0], kernel, 3, conditioning)
         self.up = nn.Linear(coarse, 4 * fine)
         self.head = _zero(nn.Conv2d(fine, 48, 3, padding=1))
         self.latents = channels // 3 * 2
@@ -237,42 +280,6 @@ def _from_patches(x: Tensor, size: int) -> Tensor:
     batch, height, width, channels = x.shape
     x = x.reshape(batch, height, width, size, size, channels // size**2).transpose(2, 3)
     return x.reshape(batch, height * size, width * size, channels // size**2)
-
-
-def linear_start(channels: int) -> tuple[Tensor, Tensor]:
-    """Analogue transmission of blocks of 8 x 8 pixels: where the linear path of `AdaptiveJSCC` starts.
-
-    DCT coefficients of decorrelated colours, those of most variance in natural images first, two to a complex channel,
-    each at a gain of σ^(-1/2), which is best where power is shared and receivers are linear (Lee and Petersen, 1976;
-    SoftCast: Jakubczak and Katabi, 2011). The standard deviation falls with spatial frequency f as 1 / (0.3 + f), and
-    is a quarter for colour differences. An image of mean square 1/4 in [-1, 1] has unit power.
-
-    Args:
-        channels: Real latent channels, in-phase ones first.
-
-    Returns:
-        Weights from pixels `[row, column, colour]` in [-1, 1] to latents, `[channels, 192]`, and back,
-        `[192, channels]`; channels beyond the 192 coefficients are zero.
-    """
-    size = torch.arange(8)
-    waves = (math.pi / 8 * (size + 0.5) * size[:, None]).cos()
-    waves = waves / waves.norm(dim=1, keepdim=True)
-    colours = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]])
-    colours = colours / colours.norm(dim=1, keepdim=True)
-    basis = torch.einsum("kc,uy,vx->kuvyxc", colours, waves, waves).reshape(192, 192)
-    frequency = torch.hypot(*torch.meshgrid(size.float(), size.float(), indexing="ij"))
-    deviation = (torch.tensor([1.0, 0.25, 0.25])[:, None, None] / (0.3 + frequency)).flatten()
-    deviation = deviation * (192 / 4 / deviation.square().sum()).sqrt()
-    order = deviation.argsort(descending=True, stable=True)[:channels]
-    order = torch.cat([order[0::2], order[1::2]])
-    gain = deviation[order].rsqrt()
-    gain = gain / (2 * (gain * deviation[order]).square().mean()).sqrt()
-    encoder, decoder = torch.zeros(channels, 192), torch.zeros(192, channels)
-    half, used = channels // 2, len(order) // 2
-    rows = torch.cat([torch.arange(used), half + torch.arange(len(order) - used)])
-    encoder[rows] = basis[order] * gain[:, None]
-    decoder[:, rows] = basis[order].T / gain
-    return encoder, decoder
 
 
 def _zero(layer: nn.Linear | nn.Conv2d) -> nn.Linear | nn.Conv2d:

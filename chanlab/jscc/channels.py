@@ -101,6 +101,7 @@ class SymbolChannel(nn.Module, ABC):
             data_uses=-(-count // self.symbols_per_use),
             pilot_uses=self.pilot_uses(count),
             power=self.convention.power,
+            side=sent.side,
         )
 
     @abstractmethod

@@ -41,9 +41,11 @@ class Codec(nn.Module):
 
     Attributes:
         convention: Of the channel, whose power constraint symbols keep to.
+        side_bits: Side information about each image, whatever its rate [bit].
     """
 
     convention: Convention = STANDARD
+    side_bits = 0
 
     def __init__(self, max_ratio: float | str | Fraction, stride: int) -> None:
         super().__init__()
@@ -125,18 +127,25 @@ class Codec(nn.Module):
                 raise UsageError(
                     f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
                 )
-            bits = torch.full_like(ratio, 0 if self.training else math.ceil(math.log2(most)), dtype=torch.float32)
+            bits = self.side_bits + (0 if self.training else math.ceil(math.log2(most)))
+            side = torch.full_like(ratio, bits, dtype=torch.float32)
             uses = torch.floor(ratio * source_values(shape) + 1e-6).long()
-            sent = uses.clamp(max=most) - side_information_uses(bits, snr_db)
+            sent = uses.clamp(max=most) - side_information_uses(side, snr_db)
             if not self.training:  # that would wait for the device
                 self._check_budget(ratio, uses, sent, most)
-            return most, sent, bits
+            return most, sent, side
         width = channel_uses(shape, self.max_ratio if ratio is None else ratio)
         if width > most:
             raise UsageError(
                 f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
             )
-        return width, torch.full((len(images),), width, device=images.device), images.new_zeros(len(images))
+        side = images.new_full((len(images),), self.side_bits)
+        uses = torch.full((len(images),), width, device=images.device)
+        sent = uses - side_information_uses(side, snr_db) if self.side_bits else uses
+        captured = images.is_cuda and torch.cuda.is_current_stream_capturing()  # a check would wait for the device
+        if self.side_bits and not self.training and not captured:
+            self._check_budget(uses / source_values(shape), uses, sent, most)
+        return width, sent, side
 
     def _check_budget(self, ratio: Tensor, uses: Tensor, sent: Tensor, most: int) -> None:
         if (uses > most).any():
@@ -160,9 +169,12 @@ class Codec(nn.Module):
             uses: Symbols that each image sends, `[batch]`.
             side_bits: `[batch]` [bit].
         """
-        symbols = pair_iq(latent)[:, :width]
-        used = torch.arange(width, device=uses.device) < uses[:, None]
+        symbols, used = self.symbols(latent, width, uses)
         return Transmission(normalise_power(symbols, used, self.convention), used, side_bits)
+
+    def symbols(self, latent: Tensor, width: int, uses: Tensor) -> tuple[Tensor, Tensor]:
+        """Symbols of latents before their power is normalised, and which of them are sent; see `transmission`."""
+        return pair_iq(latent)[:, :width], torch.arange(width, device=uses.device) < uses[:, None]
 
     def latent(self, values: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
         """Real values of symbols `[batch, k]` at their places in the latent `[batch, P, h, w]`; unsent ones are 0."""

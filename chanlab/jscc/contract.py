@@ -20,6 +20,8 @@ from torch import Tensor
 
 from chanlab.errors import UsageError
 
+FAINTEST = 1e-12
+"""Least energy of a symbol, before power is normalised, that is brought to full power."""
 SIDE_GAP_DB = 3.0
 """Distance of the code of the side information from capacity [dB]; see `side_information_uses`."""
 
@@ -171,6 +173,13 @@ def normalise_power(symbols: Tensor, used: Tensor | None = None, convention: Con
     Raises:
         UsageError: If shapes don't fit or symbols are not complex.
     """
+    scale = power_scale(symbols, used, convention)
+    x = symbols.to(torch.complex64)
+    return (x if used is None else torch.where(used, x, 0.0)) * scale[:, None]
+
+
+def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convention | str = STANDARD) -> Tensor:
+    """What `normalise_power` multiplies symbols by, float32 `[batch]` (`[1]` where power is shared by a batch)."""
     _check_symbols(symbols, used)
     convention = find_convention(convention)
     x = symbols.to(torch.complex64)
@@ -181,9 +190,9 @@ def normalise_power(symbols: Tensor, used: Tensor | None = None, convention: Con
     count = x.new_full((len(x),), x.shape[1], dtype=torch.float32) if used is None else used.sum(1).to(energy)
     if convention.power_over == "batch":
         energy, count = energy.sum(0, keepdim=True), count.sum(0, keepdim=True)
-    sent = energy > 0
-    scale = (convention.power * count / energy.where(sent, 1.0)).sqrt()
-    return x * scale[:, None]
+    # Below the floor an image is as good as empty: its gradient would be endless.
+    floored = torch.maximum(energy, FAINTEST * count)
+    return (convention.power * count / floored.where(energy > 0, 1.0)).sqrt()
 
 
 def pair_iq(latent: Tensor) -> Tensor:
@@ -229,12 +238,14 @@ class Transmission:
     Attributes:
         symbols: Complex64 `[batch, k]`, of unit power per image over those used; the others exactly zero.
         used: Which symbols are sent, bool `[batch, k]`.
-        side_bits: What the receiver must know besides the symbols (a rate, a mask) [bit], float `[batch]`.
+        side_bits: What the receiver must know besides the symbols (a rate, a mask, a scale) [bit], float `[batch]`.
+        side: What of that isn't the mask, as the codec's decoder takes it, float `[batch, values]`, or None.
     """
 
     symbols: Tensor
     used: Tensor
     side_bits: Tensor
+    side: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_symbols(self.symbols, self.used)
@@ -286,6 +297,7 @@ class Received:
             symbols (a MIMO channel use carries several symbols), int64 `[batch]`.
         pilot_uses: Channel uses of the pilots of that frame, int64 `[batch]`.
         power: Mean |x|² of sent symbols under the channel's convention.
+        side: That of the transmission.
     """
 
     symbols: Tensor
@@ -296,6 +308,7 @@ class Received:
     data_uses: Tensor
     pilot_uses: Tensor
     power: float = 1.0
+    side: Tensor | None = None
 
     @property
     def symbol_snr_db(self) -> Tensor:

@@ -253,6 +253,7 @@ def rows(received, index):
         received.data_uses[index],
         received.pilot_uses[index],
         received.power,
+        None if received.side is None else received.side[index],
     )
 
 

@@ -10,11 +10,13 @@ from contract_checks import check_codec, smooth_images
 
 from chanlab.errors import UsageError
 from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC
-from chanlab.jscc.adaptive import linear_start
+from chanlab.jscc.adaptive import HIGHEST_SCALE_DB, LOWEST_SCALE_DB, SCALE_BITS
 from chanlab.jscc.adjscc import AttentionFeature
 from chanlab.jscc.channels import AWGN
+from chanlab.jscc.contract import side_information_uses
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.gdn import GDN
+from chanlab.jscc.latents import LatentTransform, linear_start
 
 
 def small(name, ratio=Fraction(1, 6)):
@@ -109,7 +111,7 @@ def test_attention_feature_module():
 
 
 @codecs
-@pytest.mark.parametrize("shape", [(96, 96), (33, 50), (8, 8), (97, 16)])
+@pytest.mark.parametrize("shape", [(96, 96), (33, 50), (16, 16), (97, 16)])
 @pytest.mark.parametrize("ratio", [Fraction(1, 6), Fraction(1, 12)])
 def test_any_image_size_at_exactly_k_symbols(name, shape, ratio):
     codec = small(name, ratio)
@@ -117,7 +119,9 @@ def test_any_image_size_at_exactly_k_symbols(name, shape, ratio):
     sent = codec.encode(images, snr)
     k = math.floor(ratio * 3 * shape[0] * shape[1])
     assert sent.symbols.shape == (2, k)
-    assert sent.used.sum(1).tolist() == [k, k]
+    side = side_information_uses(torch.full((2,), float(codec.side_bits)), snr)
+    assert (name == "adaptive") == (side.sum() > 0)
+    assert sent.used.sum(1).tolist() == (k - side).tolist()
     assert sent.uses(snr).tolist() == [k, k]
     received = codec.decode(through(sent, snr), (3, *shape))
     assert received.shape == images.shape
@@ -132,7 +136,7 @@ def test_power_and_symbols_of_an_image_are_its_own(name):
     images = torch.rand(3, 3, 24, 32) * torch.tensor([1.0, 0.3, 0.05])[:, None, None, None]
     snr = torch.tensor([0.0, 10.0, 20.0])
     sent = codec.encode(images, snr)
-    torch.testing.assert_close(sent.symbols.abs().square().mean(1), torch.ones(3))
+    torch.testing.assert_close(sent.power, torch.ones(3))
     for i in range(3):
         alone = codec.encode(images[i : i + 1], snr[i : i + 1])
         torch.testing.assert_close(alone.symbols[0], sent.symbols[i], rtol=1e-4, atol=1e-5)
@@ -155,14 +159,14 @@ def test_a_lower_rate_is_a_prefix():
     for layer in (codec.encoder.trunk.modulate, codec.encoder.gain):
         torch.nn.init.zeros_(layer.weight)  # of one latent, whatever the conditions
     images, snr = torch.rand(2, 3, 40, 48), torch.tensor([5.0, 10.0])
-    full = codec.encode(images, snr, Fraction(1, 6)).symbols
+    full = codec.encode(images, snr, Fraction(1, 6))
     for ratio in (Fraction(1, 12), Fraction(1, 24), 0.11):
-        part = codec.encode(images, snr, ratio).symbols
+        part = codec.encode(images, snr, ratio)
         k = math.floor(Fraction(ratio).limit_denominator(1000) * 3 * 40 * 48)
-        assert part.shape == (2, k)
-        prefix = full[:, :k]
-        scale = prefix.abs().square().mean(1, keepdim=True).rsqrt()
-        torch.testing.assert_close(part, prefix * scale, rtol=1e-4, atol=1e-5)
+        assert part.symbols.shape == (2, k)
+        prefix = torch.where(part.used, full.symbols[:, :k], 0.0)
+        scale = (part.used.sum(1) / prefix.abs().square().sum(1)).sqrt()
+        torch.testing.assert_close(part.symbols, prefix * scale[:, None], rtol=1e-4, atol=1e-5)
 
 
 def test_a_rate_per_image_is_told_and_counted():
@@ -172,7 +176,7 @@ def test_a_rate_per_image_is_told_and_counted():
     ratio = torch.tensor([1 / 24, 1 / 12, 1 / 6], dtype=torch.float64)
     sent = codec.encode(images, snr, ratio)
     n = 3 * 48 * 40
-    assert sent.side_bits.tolist() == [math.ceil(math.log2(n // 6))] * 3
+    assert sent.side_bits.tolist() == [codec.side_bits + math.ceil(math.log2(n // 6))] * 3
     assert sent.uses(snr).tolist() == [n // 24, n // 12, n // 6]
     assert (sent.used.sum(1) < torch.tensor([n // 24, n // 12, n // 6])).all()
     assert (sent.symbols[~sent.used] == 0).all()
@@ -180,7 +184,7 @@ def test_a_rate_per_image_is_told_and_counted():
     first = sent.used.long().argmin(1)  # each a prefix
     assert (sent.used.sum(1)[:2] == first[:2]).all()
     agreed = codec.encode(images, snr, Fraction(1, 12))
-    assert agreed.side_bits.tolist() == [0, 0, 0]
+    assert agreed.side_bits.tolist() == [codec.side_bits] * 3
     with pytest.raises(UsageError, match="float64"):
         codec.encode(images, snr, ratio.float())
 
@@ -210,8 +214,59 @@ def test_the_decoder_is_told_the_mean_snr_after_equalisation():
     codec.decoder.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1]))
     picture = codec.decode(received, (3, 32, 32))
     expected = codec.conditions(torch.tensor([5.0]), sent.used.sum(1), (3, 32, 32))
-    torch.testing.assert_close(seen[0], expected)  # half at 0 dB, half at 10 dB
+    torch.testing.assert_close(seen[0][:, :2], expected)  # half at 0 dB, half at 10 dB
+    torch.testing.assert_close(seen[0][:, 2], 2 * sent.side[:, 0].log10() - 1)
     torch.testing.assert_close(codec.decode(replace(received, snr_db=snr + 10), (3, 32, 32)), picture)
+
+
+@pytest.mark.parametrize("grid", [(12, 8), (9, 14), (3, 20)])
+def test_latents_of_neighbours_are_transformed_and_back(grid):
+    there, back = LatentTransform(64), LatentTransform(64, inverse=True)
+    latent = torch.randn(2, 64, *grid, requires_grad=True)
+    coefficients = there(latent)
+    torch.testing.assert_close(back(coefficients), latent)
+    assert coefficients.requires_grad
+    # Blocks of 4 x 4 alone: what lies beyond is as it was, and a smooth block is its mean.
+    height, width = grid[0] // 4 * 4, grid[1] // 4 * 4
+    torch.testing.assert_close(coefficients[:, :, height:], latent[:, :, height:])
+    even = there(torch.ones(1, 64, *grid))[:, :, :height, :width]
+    assert height == 0 or (even.abs() > 1e-5).float().mean() == pytest.approx(1 / 16)
+    # At the start the mean of a block of means, whose variance is the largest, is sent at a lower gain.
+    assert (there.gain[:, 0, 0] < 0).sum() == 3
+    torch.testing.assert_close(there.gain, -back.gain)
+
+
+def test_mean_colour_and_scale_are_told():
+    """Images that differ in colour and contrast alone are the same symbols; side information parts them."""
+    codec = small("adaptive")
+    for layer in (codec.encoder.head, codec.decoder.head):
+        torch.nn.init.zeros_(layer.weight), torch.nn.init.zeros_(layer.bias)
+    image, snr = 0.3 + 0.4 * smooth_images(1, (3, 32, 48)), torch.tensor([60.0, 60.0])
+    colour = torch.tensor([0.2, -0.1, 0.0])[:, None, None]
+    images = torch.cat([image, image.mean((2, 3), keepdim=True) + colour + 0.4 * (image - image.mean((2, 3), True))])
+    sent = codec.encode(images, snr)
+    assert (sent.symbols[0].conj() * sent.symbols[1]).real.sum() / sent.used[0].sum() > 0.999  # but for rounded means
+    torch.testing.assert_close(sent.side[:, 1:], images.mean((2, 3)), rtol=0.0, atol=0.5001 / 255)
+    step = (HIGHEST_SCALE_DB - LOWEST_SCALE_DB) / (2**SCALE_BITS - 1)
+    assert abs(20 * (sent.side[1, 0] / sent.side[0, 0]).log10() + 20 * math.log10(0.4)) <= step + 0.1
+    received = codec.decode(through(sent, snr), (3, 32, 48))
+    torch.testing.assert_close(received.mean((2, 3)), images.mean((2, 3)), rtol=0.0, atol=0.01)
+    spread = received.std((2, 3)).mean(1)
+    assert 0.35 < spread[1] / spread[0] < 0.45
+    # Told in steps, exact in training, where gradients go through it.
+    exact = codec.train().encode(images, snr).side
+    assert 0 < (20 * (exact[:, 0] / sent.side[:, 0]).log10()).abs().max() <= step / 2 + 1e-4
+    assert exact.requires_grad
+
+
+def test_an_even_image_is_its_colour():
+    codec = small("adaptive")
+    codec.encoder.gain.weight.data.zero_()
+    images = torch.tensor([0.2, 0.5, 0.9])[None, :, None, None].expand(1, 3, 24, 24)
+    for snr in (torch.tensor([0.0]), torch.tensor([20.0])):
+        sent = codec.encode(images, snr)
+        assert sent.symbols.isfinite().all()
+        assert codec.decode(AWGN()(sent, snr), (3, 24, 24)).isfinite().all()
 
 
 def test_what_was_not_sent_is_not_read():
@@ -229,15 +284,15 @@ def test_what_was_not_sent_is_not_read():
 def test_training_reaches_every_parameter(name):
     codec = small(name).train()
     snr = torch.tensor([0.0, 20.0])
-    images = torch.rand(2, 3, 20, 28)
-    received = codec.decode(through(codec.encode(images, snr), snr), (3, 20, 28))
+    images = torch.rand(2, 3, 36, 44)
+    received = codec.decode(through(codec.encode(images, snr), snr), (3, 36, 44))
     (received - images).square().mean().backward()
     assert not [n for n, p in codec.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
 
 
 def test_mistakes_are_told():
     codec = small("adaptive")
-    images, snr = torch.rand(1, 3, 16, 16), torch.tensor([0.0])
+    images, snr = torch.rand(1, 3, 32, 32), torch.tensor([0.0])
     with pytest.raises(UsageError, match="up to 1/6"):
         codec.encode(images, snr, 1 / 3)
     with pytest.raises(UsageError, match="no symbol"):

@@ -68,7 +68,7 @@ def test_recipes_from_fit_to_received_pictures(recipe, photos, tmp_path):
             assert picture.size == (50, 33)
             error = np.asarray(picture, float) / 255 - 90 / 255
         assert row["channel_uses"] == 3 * 33 * 50 // (12 if row["ratio"] == "1/12" else 6)
-        assert row["psnr_db"] == pytest.approx(-10 * math.log10((error**2).mean()), abs=0.05)
+        assert row["psnr_db"] == pytest.approx(-10 * math.log10((error**2).mean()), abs=0.15)
     codec = load_codec(out / "best.ckpt")
     save_weights(codec, tmp_path / "weights.safetensors", 32)
     run("test", *shared, "--ckpt_path", tmp_path / "weights.safetensors")
@@ -126,8 +126,8 @@ def test_training_draws_snr_and_ratio_per_image():
     assert snr.unique().numel() > 100
     assert sorted(ratio.unique().tolist()) == pytest.approx([1 / 24, 1 / 6])
     sent = module.codec.encode(torch.rand(2, 3, 32, 32), snr[:2], torch.tensor([1 / 24, 1 / 6], dtype=torch.float64))
-    assert sent.side_bits.tolist() == [0, 0]
-    assert sent.used.sum(1).tolist() == [128, 512]
+    assert sent.side_bits.tolist() == [module.codec.side_bits] * 2  # no ratio is told
+    assert sent.uses(snr[:2]).tolist() == [128, 512]
     alone = small_module(snr_db=7.0)
     snr, ratio = alone.draw(5, torch.device("cpu"))
     assert snr.tolist() == [7.0] * 5

@@ -19,7 +19,17 @@ from chanlab.cli.image_report import beside, transmission_styles, with_receivers
 from chanlab.cli.image_systems import channel_name, image_batches, make_channel, make_codec, make_receivers, split_spec
 from chanlab.cli.received_images import most_detailed
 from chanlab.errors import ChanlabError, UsageError
-from chanlab.jscc import ADJSCC, MIMO, AdaptiveJSCC, JSCCModule, OFDMLink, Rayleigh, Rician, channel_uses
+from chanlab.jscc import (
+    ADJSCC,
+    MIMO,
+    AdaptiveJSCC,
+    JSCCModule,
+    OFDMLink,
+    Rayleigh,
+    Rician,
+    channel_uses,
+    side_information_uses,
+)
 from chanlab.jscc.evaluation import Link, Loss, digest, loss, loss_records, most_scales, stated_ratio
 from chanlab.metrics import psnr
 from chanlab.weights import save_weights
@@ -119,7 +129,7 @@ def test_codecs_of_recipes_and_checkpoints(tmp_path):
         (f"{tmp_path}/none.ckpt", "no checkpoint"),
         (f"{tmp_path}/ours.safetensors", "name the recipe too"),
         (f"ours:{tmp_path}/none.safetensors", "no weights"),
-        ("ours", "names no weights"),
+        ("deepjscc", "comes without weights"),
         ("classifier:x.safetensors", "has no codec"),
         ("ours,depth=3:x.safetensors", "no argument 'depth'"),
     ):
@@ -162,7 +172,8 @@ def test_pilots_are_within_the_ratio_or_told(spec):
     limit = channel_uses((3, 48, 48), SIXTH)
     _, got = link.send(images, ids, 10.0, SIXTH)
     assert 0.93 * limit < int(got.uses) <= limit
-    assert int(got.side_uses) == 0
+    bits = torch.tensor([float(link.codec.side_bits)])
+    assert int(got.side_uses) == int(side_information_uses(bits, torch.tensor([10.0]))) == 14
     _, own = link.send(images, ids, 10.0)
     assert int(own.uses) == limit + int(own.pilot_uses)
     assert (int(own.pilot_uses) > 0) == (spec != "awgn")
@@ -285,7 +296,7 @@ def test_images_of_both_sizes(folder):
 def test_script_measures_and_shows(folder, tmp_path, capsys, monkeypatch):
     module = script()
     monkeypatch.setattr(module, "PHOTO", (128, 192))
-    line = arguments(folder, tmp_path, "--snr", 0, 10, "--crops", 1, "--photos", 1, "--ratios", "1/6", "1/12")
+    line = arguments(folder, tmp_path, "--snr", 0, 10, "--photos", 1, "--ratios", "1/6", "1/12")
     assert module.main(line) == 0
     shown = capsys.readouterr().out
     assert "2 images of 96x96, k/n = 1/12: PSNR [dB], MS-SSIM" in shown
@@ -316,12 +327,13 @@ def test_script_measures_and_shows(folder, tmp_path, capsys, monkeypatch):
     # Another seed, other noise: everything anew.
     assert module.main([*line, "--snr", "10", "--photos", "0", "--show", "--seed", "2"]) == 0
     assert measured == [20.0, 20.0, 10.0, 10.0]
-    assert module.main([*line, "--snr", "10", "--ratios", "1/6", "--crops", "0", "--show", "--seed", "3"]) == 0
+    assert module.main([*line, "--snr", "10", "--ratios", "1/6", "--small", "none", "--show", "--seed", "3"]) == 0
     assert measured[4:] == [10.0]
 
 
 def test_script_compares_receivers_and_separation(folder, tmp_path, capsys):
-    more = ["--channel", "slow-rayleigh", "--csi", "perfect", "ls", "none", "--photos", 0, "--crops", 1, "--snr", 0, 8]
+    more = ["--channel", "slow-rayleigh", "--csi", "perfect", "ls", "none", "--photos", 0, "--snr", 0, 8]
+    more += ["--small", "crops", "--crops", 1]
     assert script().main(arguments(folder, tmp_path, *more, "--separation", "jpeg")) == 0
     shown = capsys.readouterr().out
     assert "JPEG + LDPC, perfect CSI" in shown
@@ -335,6 +347,7 @@ def test_script_compares_receivers_and_separation(folder, tmp_path, capsys):
     assert by["ours", "none", 8.0, "psnr_loss"] > 1
     assert by["ours", "perfect", 0.0, "pilot_uses"] == by["ours", "ls", 0.0, "pilot_uses"] == 1
     assert 0 <= by["JPEG + LDPC", "ls", 0.0, "outage"] <= 1
+    assert {r["data"] for r in records} == {"photos, crops"}
     for name in ("image_transmission", "csi_loss", "received_96x96_0"):
         assert (tmp_path / f"{name}.png").stat().st_size > 20_000
 
@@ -346,14 +359,14 @@ def test_script_compares_receivers_and_separation(folder, tmp_path, capsys):
         (["--channel", "mimo"], "not 1/6, which over mimo asks it for 0.3333 symbols"),
         (["--ratios", "a third"], "a bandwidth ratio is"),
         (["--csi", "lmmse"], "awgn has no choice of csi"),
-        (["--crops", "0", "--photos", "0"], "not both 0"),
+        (["--small", "none", "--photos", "0"], "1 with --small none"),
         (["--ratios", "own", "--separation", "jpeg"], "no bandwidth ratio of its own"),
         (["--show", "9", "--snr", "5"], "there are images 0 to 1"),
         (["--beside", "none.json", "--snr", "5"], "no file none.json"),
     ],
 )
 def test_a_mistake_is_one_line(folder, tmp_path, capsys, more, said):
-    assert script().main(arguments(folder, tmp_path, "--photos", 0, "--crops", 1, *more)) == 2
+    assert script().main(arguments(folder, tmp_path, "--photos", 0, *more)) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("image_transmission: ")
     assert said in error

@@ -473,7 +473,7 @@ def test_separation_script(tmp_path, capsys):
         for seed in seeds:
             Image.fromarray(photograph(130, 200, seed)).save(tmp_path / "photos" / split / f"{split}{seed}.png")
     arguments = ["--images", str(tmp_path / "photos"), "--codecs", "jpeg", "avif", "--ratios", "1/6", "--snr", "0", "8"]
-    arguments += ["--cliff", "8", "--crops", "1", "--photos", "1", "--speed", "9", "9"]
+    arguments += ["--cliff", "8", "--photos", "1", "--speed", "9", "9"]
     assert script.main([*arguments, "--out", str(tmp_path / "out")]) == 0
     assert "96x96, k/n = 1/6" in capsys.readouterr().out
     records = json.loads((tmp_path / "out" / "results.json").read_text())
