@@ -10,6 +10,8 @@ from torch.autograd import forward_ad
 
 from chanlab.errors import UsageError
 
+_PLAIN = {Tensor, torch.nn.Parameter}
+
 
 def plain(tensors: Sequence[Tensor]) -> bool:
     """Whether nothing but autograd looks on: no tracing or compiling, no transform, no mode, no subclass of tensors."""
@@ -17,7 +19,7 @@ def plain(tensors: Sequence[Tensor]) -> bool:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return False
-    return all(type(x) is Tensor or type(x) is torch.nn.Parameter for x in tensors)
+    return _PLAIN.issuperset([type(x) for x in tensors])
 
 
 def refuse_tangents(name: str, tensors: Sequence[Tensor]) -> None:

@@ -127,21 +127,21 @@ def rasterize_sphere(
 
 
 def _check_inputs(inputs: tuple[Tensor, ...]) -> None:
-    means, _, _, _, signals, receivers, _ = inputs
-    n, b = means.shape[:1], receivers.shape[:1]
-    shapes = ((*n, 3), (*n, 4), (*n, 3), n, (*n, *signals.shape[1:2]), (*b, 3), (*b, 3, 3))
-    dtype, device = means.dtype, means.device
-    for name, tensor, shape in zip(sphere.INPUTS, inputs, shapes, strict=True):
-        if tensor.shape != shape:
-            raise UsageError(f"rasterize_sphere: {name} must be {list(shape)}, got {list(tensor.shape)}.")
-        if tensor.dtype != dtype or tensor.device != device:
-            raise UsageError(
-                f"rasterize_sphere: {name} is {tensor.dtype} on {tensor.device}, means are {dtype} on {device}; "
-                "convert with .to()."
-            )
-    if means.ndim != 2 or signals.ndim != 2 or receivers.ndim != 2:
+    shapes, kinds = [x.shape for x in inputs], [(x.dtype, x.device) for x in inputs]
+    n, b, dtype = shapes[0][:1], shapes[5][:1], kinds[0][0]
+    wanted = [(*n, 3), (*n, 4), (*n, 3), n, (*n, *shapes[4][1:2]), (*b, 3), (*b, 3, 3)]
+    if shapes != wanted or kinds != [kinds[0]] * len(kinds):
+        for name, shape, want, kind in zip(sphere.INPUTS, shapes, wanted, kinds, strict=True):
+            if shape != want:
+                raise UsageError(f"rasterize_sphere: {name} must be {list(want)}, got {list(shape)}.")
+            if kind != kinds[0]:
+                raise UsageError(
+                    f"rasterize_sphere: {name} is {kind[0]} on {kind[1]}, means are {dtype} on {kinds[0][1]}; convert "
+                    "with .to()."
+                )
+    if len(shapes[4]) != 2:
         raise UsageError("rasterize_sphere: means are [N, 3], signals [N, C] and receivers [B, 3].")
-    if not len(receivers):
+    if not b[0]:
         raise UsageError("rasterize_sphere: there are no receivers; give at least one position.")
     if dtype not in (torch.float32, torch.float64):
         raise UsageError(f"rasterize_sphere: float32 or float64 is needed, got {dtype}; convert with .float().")

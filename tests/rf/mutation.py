@@ -18,4 +18,5 @@ class Mutation(NamedTuple):
 
 HEADER, CPU, REFERENCE, OPERATOR = "kernels/sphere.h", "kernels/sphere_cpu.cpp", "reference.py", "sphere.py"
 BOUNDS, LISTS, WALK = "kernels/sphere_bounds.h", "kernels/sphere_lists.cuh", "kernels/sphere_walk.cuh"
-TILES, LAUNCH, PLAIN = "kernels/sphere_tiles.cuh", "kernels/sphere.cu", "plain.py"
+TILES, LAUNCH, SORT = "kernels/sphere_tiles.cuh", "kernels/sphere.cu", "kernels/sphere_sort.cu"
+PLAIN, PROBLEM, BINDING, ROOM = "plain.py", "problem.py", "sphere_cuda.py", "room.py"

@@ -25,8 +25,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_mutations import ON_CUDA
-from mutation import BOUNDS, CPU, HEADER, LAUNCH, LISTS, OPERATOR, PLAIN, REFERENCE, TILES, WALK, Mutation
+from launch_mutations import IN_LAUNCHES
+from list_mutations import IN_LISTS
+from mutation import (
+    BINDING,
+    BOUNDS,
+    CPU,
+    HEADER,
+    LAUNCH,
+    LISTS,
+    OPERATOR,
+    PLAIN,
+    PROBLEM,
+    REFERENCE,
+    ROOM,
+    SORT,
+    TILES,
+    WALK,
+    Mutation,
+)
+from tile_mutations import IN_TILES
 
 os.environ["OMP_NUM_THREADS"] = "1"
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -35,7 +53,7 @@ PROCESSES.set_forkserver_preload(["torch", "torch.testing", "pytest"])
 ROOT = Path(__file__).resolve().parents[2]
 
 
-QUICK, EMULATED, ROOM, CUDA = (f"tests/rf/test_rasterize{name}.py" for name in ("", "_emulated", "_room", "_cuda"))
+QUICK, EMULATED, COUNTS, CUDA = (f"tests/rf/test_rasterize{name}.py" for name in ("", "_emulated", "_room", "_cuda"))
 TESTS = {
     HEADER: (QUICK,),
     BOUNDS: (QUICK, EMULATED),
@@ -46,7 +64,11 @@ TESTS = {
     TILES: (EMULATED,),
     LAUNCH: (EMULATED,),
     PLAIN: (QUICK,),
-    OPERATOR: (ROOM, EMULATED, QUICK),
+    SORT: (EMULATED,),
+    PROBLEM: (QUICK,),
+    BINDING: (COUNTS, EMULATED),
+    ROOM: (COUNTS, EMULATED),
+    OPERATOR: (EMULATED, QUICK),
 }
 """Which tests must see mistakes in a file: CUDA sources run on the CPU, emulated."""
 
@@ -289,34 +311,40 @@ MUTATIONS = (
     # The operator.
     Mutation(
         "a word less of state",
-        OPERATOR,
-        "2 * receivers * _tiles(height, width)\n\n\ndef _scratch",
-        "2 * receivers * _tiles(height, width) - 1\n\n\ndef _scratch",
+        BINDING,
+        "(2 * tiles(height, width) + height * width)",
+        "(2 * tiles(height, width) + height * width) - 1",
     ),
     Mutation(
         "a block less of scratch",
-        OPERATOR,
-        "-(-gaussians // ITEM_THREADS) * _tiles",
-        "gaussians // ITEM_THREADS * _tiles",
+        BINDING,
+        "-(-gaussians // ITEM_THREADS) * tiles",
+        "gaussians // ITEM_THREADS * tiles",
     ),
     Mutation(
         "blocks of another size",
-        OPERATOR,
+        BINDING,
         "ITEM_THREADS = 256",
         "ITEM_THREADS = 128",
     ),
     Mutation(
-        "ranges of tiles beyond 16 bits", OPERATOR, "if max(across, up) >= 1 << 16:", "if max(across, up) >= 1 << 20:"
+        "ranges of tiles beyond 16 bits", BINDING, "if max(across, up) >= 1 << 16:", "if max(across, up) >= 1 << 20:"
     ),
-    Mutation("numbers beyond 31 bits", OPERATOR, "if max(items, capacity, max", "if max(0, 0, max"),
-    Mutation("signs of negative views lost", OPERATOR, "x.resolve_neg().contiguous()", "x.contiguous()"),
-    Mutation("strides ignored", OPERATOR, "x.resolve_neg().contiguous()", "x.resolve_neg()"),
-    Mutation(
-        "receivers alone get no gradient", OPERATOR, "any(ctx.needs_input_grad[5:7])", "any(ctx.needs_input_grad[6:7])"
-    ),
-    Mutation(
-        "rotations alone get no gradient", OPERATOR, "any(ctx.needs_input_grad[5:7])", "any(ctx.needs_input_grad[5:6])"
-    ),
+    Mutation("numbers beyond 31 bits", BINDING, "if max(items, capacity, max", "if max(0, 0, max"),
+    Mutation("pairs beyond 31 bits", BINDING, "if capacity >= 1 << 31:", "if capacity >= 1 << 63:"),
+    Mutation("state and scratch in one place", BINDING, "begin + 4 * apart if", "begin if"),
+    Mutation("no memory for the sort", BINDING, "_scratch_words(*sizes) + -(-more // 4)", "_scratch_words(*sizes)"),
+    Mutation("sort given too little memory", BINDING, "value or 0, size.value", "value or 0, size.value - 1"),
+    Mutation("few keys sorted by radix", BINDING, "items >= RADIX_ITEMS or", "items > 0 or"),
+    Mutation("many receivers' keys merged", BINDING, "items >= RADIX_ITEMS or", ""),
+    Mutation("many keys of a receiver merged", BINDING, " or gaussians >= RADIX_GAUSSIANS", ""),
+    Mutation("sort that failed", LAUNCH, "            return code;\n", "            return 0;\n"),
+    Mutation("sorted keys looked for where they came from", SORT, "*sorted = both.Current();", "*sorted = keys;"),
+    Mutation("signs of negative views lost", PROBLEM, "not x.is_neg() else x.resolve_neg()", "True else x"),
+    Mutation("strides ignored", PROBLEM, "x if x.is_contiguous() and", "x if"),
+    Mutation("panorama's other edge", PROBLEM, "lowest, _, start,", "_, lowest, start,"),
+    Mutation("receivers alone get no gradient", OPERATOR, "poses = wanted[5] or wanted[6]", "poses = wanted[6]"),
+    Mutation("rotations alone get no gradient", OPERATOR, "poses = wanted[5] or wanted[6]", "poses = wanted[5]"),
     Mutation(
         "second derivatives are zero",
         OPERATOR,
@@ -325,29 +353,28 @@ MUTATIONS = (
     ),
     Mutation(
         "room for yesterday's Gaussians",
-        OPERATOR,
-        "max(1 << 12, math.ceil(rate * items))",
-        "max(1 << 12, math.ceil(rate * 5000))",
+        ROOM,
+        "max(1 << 12, math.ceil(demand.rate * items))",
+        "max(1 << 12, math.ceil(demand.rate * 5000))",
     ),
-    Mutation("room shrinks at once", OPERATOR, "if calls + 1 >= self.PATIENCE:", "if True:"),
-    Mutation("room never shrinks", OPERATOR, "if calls + 1 >= self.PATIENCE:", "if False:"),
-    Mutation(
-        "overflow is not told", OPERATOR, "            if need > room:\n                short = (need, room)\n", ""
-    ),
+    Mutation("room shrinks at once", ROOM, "if demand.idle >= self.PATIENCE:", "if True:"),
+    Mutation("room never shrinks", ROOM, "if demand.idle >= self.PATIENCE:", "if False:"),
+    Mutation("overflow is not told", ROOM, "            if need > room:\n                short = (need, room)\n", ""),
     Mutation(
         "slots of calls that failed are lost",
-        OPERATOR,
+        ROOM,
         "                if self._given.pop(slot, None):\n                    self._free.append(slot % self.SLOTS)\n",
         "                self._given.pop(slot, None)\n",
     ),
     Mutation(
         "slots read once",
-        OPERATOR,
+        ROOM,
         "            self._slots[slot] = self.EMPTY\n            self._free.append(slot)\n",
         "            self._slots[slot] = self.EMPTY\n",
     ),
-    Mutation("last call's count in a slot", OPERATOR, "            self._slots[slot] = self.EMPTY\n", ""),
-    Mutation("slots numbered alike", OPERATOR, "self._free.pop() + self.SLOTS * self._calls", "self._free.pop()"),
+    Mutation("last call's count in a slot", ROOM, "            self._slots[slot] = self.EMPTY\n", ""),
+    Mutation("calls learn from others", ROOM, "self._demands.get(kind)", "next(iter(self._demands.values()), None)"),
+    Mutation("slots numbered alike", ROOM, "self._free.pop() + self.SLOTS * self._calls", "self._free.pop()"),
     Mutation(
         "tracing sees no operator",
         PLAIN,
@@ -365,7 +392,9 @@ MUTATIONS = (
     Mutation(
         "fake of another shape", OPERATOR, "means.new_empty(b, height, width),", "means.new_empty(b, width, height),"
     ),
-    *ON_CUDA,
+    *IN_LISTS,
+    *IN_TILES,
+    *IN_LAUNCHES,
 )
 """What is planted."""
 

@@ -6,7 +6,7 @@ from spheres import HEMISPHERE, NAMES, SPHERE, away_from_cuts, gradients, scene,
 from test_rasterize import SCENES
 
 from chanlab.errors import ChanlabError, UsageError
-from chanlab.rf import Panorama, rasterize_sphere, sphere
+from chanlab.rf import Panorama, rasterize_sphere, sphere, sphere_cuda
 
 pytestmark = [
     pytest.mark.gpu,
@@ -187,3 +187,45 @@ def test_operator_keeps_the_rules_of_torch():
     asked = (SPHERE.height, SPHERE.width, SPHERE.lowest, SPHERE.highest, SPHERE.start, 0.01, 0.003)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")  # atomics: not the same bits twice
     torch.library.opcheck(torch.ops.chanlab.rasterize_sphere, (*inputs, *asked, True, 5000, -1), test_utils=tests)
+
+
+@pytest.fixture
+def sorts(monkeypatch):
+    """Chooses the sort: by radix from so many items on."""
+
+    def choose(least):
+        monkeypatch.setattr(sphere_cuda, "RADIX_ITEMS", least)
+        monkeypatch.setattr(sphere_cuda, "RADIX_GAUSSIANS", least)
+        sphere_cuda._plan.cache_clear()
+
+    yield choose
+    sphere_cuda._plan.cache_clear()
+
+
+@pytest.mark.parametrize(("count", "receivers"), [(1, 3), (700, 5), (20_000, 3), (20_000, 40), (140_000, 1)])
+def test_sorts_agree(sorts, count, receivers):
+    inputs = on_gpu(scene(count, receivers=receivers, seed=40, scales=(0.02, 0.1)))
+    inputs[:4] = [x[torch.arange(count) // 3] for x in inputs[:4]]  # three at each distance
+    panorama, images = Panorama.sphere(16, 32), []
+    for least in (1, 1 << 40):
+        sorts(least)
+        made = rasterize_sphere(*inputs, panorama=panorama, capacity=32 * count * receivers)
+        kept = rasterize_sphere(inputs[0].clone().requires_grad_(), *inputs[1:], panorama=panorama, capacity=2**25 + 1)
+        images += [made.image, kept.image.detach()]
+    assert images[0].abs().max() > 0
+    assert all(torch.equal(image, images[0]) for image in images)
+
+
+@pytest.mark.parametrize("capacity", [20_000, 20_001])  # memory that two parts share: the second begins at even words
+def test_sort_by_radix_in_a_graph(sorts, capacity):
+    sorts(1)
+    inputs = on_gpu(scene(300, receivers=3, seed=41))
+    want = rasterize_sphere(*inputs, panorama=SPHERE, capacity=capacity).image
+    means, graph = inputs[0].clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = rasterize_sphere(means, *inputs[1:], panorama=SPHERE, capacity=capacity).image
+    graph.replay()
+    assert torch.equal(replayed, want)
+    means.mul_(-1)
+    graph.replay()
+    assert torch.equal(replayed, rasterize_sphere(means, *inputs[1:], panorama=SPHERE, capacity=capacity).image)

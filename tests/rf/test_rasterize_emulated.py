@@ -1,5 +1,6 @@
 """The CUDA sources, run on the CPU: kernels, launchers and binding are the production's own, CUDA is emulated."""
 
+import contextlib
 import ctypes
 import math
 import re
@@ -12,8 +13,9 @@ from spheres import HEMISPHERE, NAMES, SPHERE, away_from_cuts, gradients, one, s
 from test_rasterize import SCENES
 from torch import Tensor
 
-from chanlab.errors import UsageError
-from chanlab.rf import Panorama, build, sphere
+from chanlab.errors import ChanlabError, UsageError
+from chanlab.rf import Panorama, build, sphere, sphere_cuda
+from chanlab.rf.room import Room
 
 LAUNCH = re.compile(r"(\w+(?:<CHANNELS, HALVES>)?)<<<(.*?), (\w+), 0, stream>>>\(", re.DOTALL)
 
@@ -43,9 +45,13 @@ def emulation(folder, many_tiles, band):
     ]
     sizes = {"BLOCK": BLOCK, "CHUNK": CHUNK, "FAN": FAN, "BAND": band, "MANY_TILES": many_tiles}
     command += [*(f"-DSPHERE_{name}={size}" for name, size in sizes.items()), source, "-o"]
-    done = subprocess.run([*map(str, command), str(library)], capture_output=True, text=True)
+    return compiled([*command, library])
+
+
+def compiled(command):
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     assert done.returncode == 0, f"Compiling sphere.cu for the emulation failed.\n{done.stderr}"
-    return ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(command[-1]))
 
 
 @pytest.fixture(scope="module", params=["halves", "whole"])
@@ -70,8 +76,10 @@ def cuda(emulated, monkeypatch):
 
 def through(library, monkeypatch):
     """Calls the CUDA implementations of the operator with tensors of the CPU."""
-    monkeypatch.setattr(sphere, "_cuda_library", lambda: library)
-    monkeypatch.setattr(sphere, "ITEM_THREADS", BLOCK)
+    library.sphere_cuda_error.restype = ctypes.c_char_p
+    monkeypatch.setattr(sphere_cuda, "_library", lambda: library)
+    monkeypatch.setattr(sphere_cuda, "ITEM_THREADS", BLOCK)
+    monkeypatch.setattr(sphere_cuda, "_plan", sphere_cuda._plan.__wrapped__)
     guards = []
 
     def guarded(count):
@@ -83,10 +91,10 @@ def through(library, monkeypatch):
             guards.append(made)
         return made
 
-    monkeypatch.setattr(sphere, "_state_words", guarded(sphere._state_words))
-    monkeypatch.setattr(sphere, "_scratch_words", guarded(sphere._scratch_words))
+    monkeypatch.setattr(sphere_cuda, "state_words", guarded(sphere_cuda.state_words))
+    monkeypatch.setattr(sphere_cuda, "_scratch_words", guarded(sphere_cuda._scratch_words))
     monkeypatch.setattr(Tensor, "new_empty", new_empty)
-    monkeypatch.setattr(sphere, "_stream", lambda device: 0)
+    monkeypatch.setattr(sphere_cuda, "_stream", lambda device: 0)
 
     def call(inputs, panorama, by_image, by_transmittance, capacity=20_000, poses=True, slot=-1):
         given = [x.float() for x in inputs]
@@ -94,14 +102,32 @@ def through(library, monkeypatch):
         blur = 0.3 * panorama.row_step**2
         asked = (*size, panorama.lowest, panorama.highest, panorama.start, 0.01, blur)
         guards.clear()
-        image, left, *seen, last, state = sphere._cuda(*given, *asked, True, capacity, slot)
+        image, left, *seen, state = sphere._cuda(*given, *asked, True, capacity, slot)
         assert len(guards) == 2 - (not len(given[0]))
         assert all((guard[-GUARD:] == STALE).all() for guard in guards if len(given[0])), "written beyond the end"
         by = (by_image.float(), by_transmittance if by_transmittance is None else by_transmittance.float())
-        found = sphere._cuda_backward(*by, *given, left, last, state, *asked, capacity, poses)
+        found = sphere._cuda_backward(*by, *given, left, state, *asked, capacity, poses)
         return image, left, seen, found, state[:4].view(torch.int64)
 
+    call.guards = guards
     return call
+
+
+@pytest.fixture(scope="module")
+def sort_library(tmp_path_factory):
+    """`sphere_sort.cu` with what stands for CUB."""
+    folder, include = tmp_path_factory.mktemp("sort"), Path(__file__).with_name("cuda_on_host")
+    command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", "-include", "cuda_runtime.h"]
+    return compiled([*command, f"-I{include}", "-x", "c++", build.KERNELS / "sphere_sort.cu", "-o", folder / "sort.so"])
+
+
+@pytest.fixture
+def radix(cuda, sort_library, monkeypatch):
+    """The same, sorting by radix; how often it did."""
+    monkeypatch.setattr(sphere_cuda, "_sort_library", lambda: sort_library)
+    monkeypatch.setattr(sphere_cuda, "RADIX_ITEMS", 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    return cuda
 
 
 CHOSEN = (
@@ -194,17 +220,62 @@ def test_lists_of_every_length_are_sorted(cuda, count):
     assert through.item() == pytest.approx(left**count, rel=3e-4)
 
 
+@pytest.mark.parametrize(("count", "receivers"), [(1, 1), (1, 3), (64, 2), (65, 5), (700, 4)])
+@pytest.mark.parametrize("keep", [True, False])
+def test_sorts_agree(radix, monkeypatch, count, receivers, keep):
+    """By radix and by merges: pairs at one distance, a third just nearer, one nowhere; with memory kept or not."""
+    inputs = [x.float() for x in scene(count, receivers=receivers, seed=40, scales=(0.2, 0.9))]
+    inputs[:4] = [x[torch.arange(count) // 3] for x in inputs[:4]]
+    inputs[0] = inputs[0] * (1 - 4e-7 * (torch.arange(count) % 3 == 2))[:, None]
+    inputs[0][count // 2 + 1 :][:1] = -math.nan  # with its sign
+    asked = (8, 16, -1.5, 1.5, 0.0, 0.01, 0.01)
+    images = []
+    for least in (1, 1 << 40):
+        monkeypatch.setattr(sphere_cuda, "RADIX_ITEMS", least)
+        radix.guards.clear()
+        image, *_ = sphere_cuda.forward(inputs, asked, False, 20_000, -1, keep)
+        assert len(radix.guards) == 1 + keep
+        assert all((guard[-GUARD:] == STALE).all() for guard in radix.guards), "written beyond the end"
+        images.append(image)
+    assert images[0].isfinite().all()
+    assert images[0].abs().max() > 0
+    assert torch.equal(*images)
+
+
+@pytest.mark.parametrize(("items", "gaussians", "radix"), [(64, 65, 1), (65, 64, 1), (65, 65, 0)])
+def test_which_sort(cuda, monkeypatch, items, gaussians, radix):
+    monkeypatch.setattr(sphere_cuda, "RADIX_ITEMS", items)
+    monkeypatch.setattr(sphere_cuda, "RADIX_GAUSSIANS", gaussians)
+    monkeypatch.setattr(sphere_cuda, "_radix_sort", lambda *_: (1, 8))
+    plans = [sphere_cuda._plan((8, 16, -1.5, 1.5, 0.0, 0.01, 0.01), 64, b, 2, 0) for b in (1, 2)]
+    assert [plan.sort for plan in plans] == [radix, 1]
+    assert plans[1].scratch - sphere_cuda._scratch_words(64, 2, 8, 16) == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 255, 300])
+def test_radix_sorts_by_distance(radix, count):
+    test_lists_of_every_length_are_sorted(radix, count)
+
+
+def test_sort_that_fails_is_an_error(radix, monkeypatch):
+    found = sphere_cuda._radix_sort
+    monkeypatch.setattr(sphere_cuda, "_radix_sort", lambda *given: (found(*given)[0], 1))
+    inputs = scene(20, seed=33)
+    with pytest.raises(ChanlabError, match="emulated"):
+        radix(inputs, SPHERE, *weights_like(inputs, SPHERE))
+
+
 def test_count_of_pairs_is_told(cuda, monkeypatch):
-    room = sphere._Room()
+    room = Room()
     room._pinned = torch.full((room.SLOTS,), room.EMPTY, dtype=torch.int64)
-    monkeypatch.setattr(sphere, "_ROOM", room)
+    monkeypatch.setattr(sphere_cuda, "ROOM", room)
     inputs = scene(40, seed=32)
     for slot, capacity in ((1, 20_000), (2, 10)):
-        room._given[slot] = (("cpu",), 40, capacity)
+        room._given[slot] = (None, 40, capacity, None)
         *_, status = cuda(inputs, SPHERE, *weights_like(inputs, SPHERE), capacity=capacity, slot=slot)
         assert room._pinned[slot] == status[0] > 40
     assert room._pinned.tolist().count(room.EMPTY) == room.SLOTS - 2
-    assert room._pending == {1: (("cpu",), 40, 20_000), 2: (("cpu",), 40, 10)}
+    assert room._pending == {1: (None, 40, 20_000, None), 2: (None, 40, 10, None)}
 
 
 def test_more_tiles_than_threads_that_scan(cuda):
@@ -232,7 +303,7 @@ def test_only_what_is_needed_has_a_gradient(cuda, monkeypatch, which):
     monkeypatch.setattr(sphere, "_cpu_backward", sphere._cuda_backward)
     leaves = [x.clone().requires_grad_(i == which) for i, x in enumerate(inputs)]
     asked = (SPHERE.height, SPHERE.width, SPHERE.lowest, SPHERE.highest, SPHERE.start, 0.01, 0.3 * SPHERE.row_step**2)
-    image, *_ = sphere._draw(*leaves, *asked, False, 20_000, -1)
+    image, *_ = sphere._draw(leaves, asked, False, 20_000, -1)
     assert image.requires_grad == (which is not None)
     if which is not None:
         (image * by_image.float()).sum().backward()
@@ -253,9 +324,9 @@ def test_too_large_a_request_is_an_error(cuda):
 
 def test_constants_stand_in_the_sources_too():
     text = "".join((build.KERNELS / name).read_text() for name in ("sphere.h", "sphere_lists.cuh", "sphere.cu"))
-    assert f"TILE_WIDTH = {sphere.TILE_WIDTH}, TILE_HEIGHT = {sphere.TILE_HEIGHT}," in text
-    assert f"#define SPHERE_BLOCK {sphere.ITEM_THREADS}\n" in text
-    assert f"integral_constant<int, {sphere.MAX_CHANNELS}>());\n}}" in text
+    assert f"TILE_WIDTH = {sphere_cuda.TILE_WIDTH}, TILE_HEIGHT = {sphere_cuda.TILE_HEIGHT}," in text
+    assert f"#define SPHERE_BLOCK {sphere_cuda.ITEM_THREADS}\n" in text
+    assert f"integral_constant<int, {sphere_cuda.MAX_CHANNELS}>());\n}}" in text
 
 
 def test_room_is_used_to_the_last_pair_and_its_lack_is_nan(cuda):

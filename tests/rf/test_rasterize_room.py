@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from chanlab.errors import ChanlabError, UsageError
-from chanlab.rf import Panorama, sphere
+from chanlab.rf import Panorama, sphere_cuda
+from chanlab.rf.room import Room
 
 LARGE, SMALL = Panorama.hemisphere(90, 360), Panorama.sphere(18, 40)
 
@@ -18,12 +19,18 @@ def room(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x)
-    return sphere._Room()
+    return Room()
+
+
+def before(room, gaussians, panorama=SMALL, asked=None):
+    return room.before(
+        panorama, gaussians, max(1, gaussians * sphere_cuda.tiles(panorama.height, panorama.width)), asked
+    )
 
 
 def call(room, gaussians, need, panorama=LARGE, asked=None):
     """A call that needs so many pairs; what it had room for."""
-    had, slot = room.before(torch.empty(gaussians, 3), 1, panorama, asked)
+    had, slot = before(room, gaussians, panorama, asked)
     assert slot >= 0
     place = slot % room.SLOTS
     assert room.address(slot) == room._pinned.data_ptr() + 8 * place
@@ -40,6 +47,7 @@ def test_first_calls_guess_and_later_ones_know(room):
     assert call(room, 6000, 70_000) == 105_000  # more Gaussians, more pairs
     assert call(room, 5000, 1000, asked=10**9) == 5000 * 276  # all tiles
     assert call(room, 5000, 1000, SMALL) == 5000 * 9  # another panorama
+    assert call(room, 5000, 1000, Panorama.hemisphere(90, 300)) == 120_000
 
 
 def test_too_little_room_is_told_and_mended(room):
@@ -66,21 +74,20 @@ def test_large_and_small_scenes_take_turns(room):
 def test_slots_come_back(room):
     for _ in range(1000):
         call(room, 100, 150)
-    means = torch.empty(100, 3)
     for _ in range(1000):  # fails before the launch, or is traced only
-        _, slot = room.before(means, 1, SMALL, None)
+        _, slot = before(room, 100)
         assert slot >= 0
         room.after(slot)
-    slots = [room.before(means, 1, SMALL, None)[1] for _ in range(room.SLOTS + 1)]
+    slots = [before(room, 100)[1] for _ in range(room.SLOTS + 1)]
     assert {slot % room.SLOTS for slot in slots[:-1]} == set(range(room.SLOTS))
     assert slots[-1] == -1
-    assert room.address(-1) is None
+    assert room.address(-1) == 0
     room.after(-1)
 
 
 def test_a_slot_is_pending_until_it_is_filled(room):
     call(room, 100, 150)
-    _, slot = room.before(torch.empty(100, 3), 1, SMALL, None)  # finds the count, and takes the same slot
+    _, slot = before(room, 100)  # finds the count, and takes the same slot
     room.address(slot)
     room.after(slot)
     for _ in range(3):
@@ -92,10 +99,10 @@ def test_a_slot_is_pending_until_it_is_filled(room):
 def test_calls_without_a_slot(room, monkeypatch):
     call(room, 5000, 50_000)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert room.before(torch.empty(5000, 3), 1, LARGE, None) == (120_000, -1)  # no look at counts in a capture
+    assert before(room, 5000, LARGE) == (120_000, -1)  # no look at counts in a capture
     monkeypatch.undo()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert room.before(torch.empty(0, 3), 1, LARGE, None) == (1, -1)
+    assert before(room, 0, LARGE) == (1, -1)
 
 
 def test_threads_share_a_room(room):
@@ -104,7 +111,7 @@ def test_threads_share_a_room(room):
     def work(_):
         start.wait()
         for _ in range(2000):
-            _, slot = room.before(torch.empty(50, 3), 1, SMALL, None)
+            _, slot = before(room, 50)
             if slot >= 0:
                 room.address(slot)
                 room._slots[slot % room.SLOTS] = 60
@@ -119,11 +126,11 @@ def test_threads_share_a_room(room):
 
 
 def test_sizes_beyond_the_counters_are_refused():
-    asked = sphere._Asked(90, 360, 0.0, 1.0, 0.0, 0.01, 0.001)
-    sphere._check_sizes(asked, 1 << 30, 64, 1 << 30)
+    asked = (90, 360, 0.0, 1.0, 0.0, 0.01, 0.001)
+    sphere_cuda._check_sizes(asked, 1 << 30, 64, 1 << 30)
     for items, receivers, capacity in ((1 << 31, 1, 1), (1, 1, 1 << 31), (1, 1 << 20, 1)):
         with pytest.raises(UsageError, match="fewer receivers"):
-            sphere._check_sizes(asked, items, receivers, capacity)
+            sphere_cuda._check_sizes(asked, items, receivers, capacity)
     for size in ((8 * 65535 + 1, 1), (1, 16 * 65535 + 1)):
         with pytest.raises(UsageError, match="render bands"):
-            sphere._check_sizes(sphere._Asked(*size, *asked[2:]), 1, 1, 1)
+            sphere_cuda._check_sizes((*size, *asked[2:]), 1, 1, 1)

@@ -56,69 +56,114 @@ unsigned patch_blocks(int64_t tiles) {
 
 }  // namespace
 
-// in: means, quaternions, scales, opacities, signals, receivers, rotations; out: image, transmittance, radius, weight and
-// peak (both null: not asked for), last, state. `told` is null or memory of the host that the device may write: the count
-// of pairs is left there. One Gaussian, receiver and pair at least; counts of items and pairs below 2^31.
-extern "C" int sphere_cuda_forward(const sphere::Problem* problem, int64_t capacity, int device, const void* const* in,
-                                   void* const* out, void* memory, int64_t* told, cudaStream_t stream) {
-    const OnDevice on(device);
-    const int64_t items = problem->gaussians * problem->receivers, tiles = all_tiles(*problem);
-    const State state(out[6], items, capacity, tiles);
-    const Scratch scratch(memory, items);
-    const Scene scene = scene_of(in);
-    const auto to = [out](int k) { return static_cast<float*>(out[k]); };
-    const int64_t receivers = problem->receivers;
-    const int32_t gaussians = int32_t(problem->gaussians);
+// `sphere_sort_keys` of sphere_sort.cu.
+using SortKeys = int(void* memory, size_t* bytes, uint64_t* keys, uint64_t* other, int32_t count, int first, int last,
+                     cudaStream_t stream, uint64_t** sorted);
+
+// What the first part of a forward pass is given. One Gaussian, receiver and pair at least; counts of items and pairs below
+// 2^31.
+struct ListsCall {
+    sphere::Problem problem;
+    int64_t capacity, device;
+    const void* in[7];  // means, quaternions, scales, opacities, signals, receivers, rotations
+    void *state, *scratch;
+    float *radii, *weights, *peaks;  // the last two null: not asked for
+    int64_t* told;  // null, or memory of the host that the device may write: the count of pairs is left there
+    SortKeys* sort;  // null: by `sort_chunks` and `merge_runs`
+    size_t sort_bytes;
+    cudaStream_t stream;
+};
+
+// What the second part is given.
+struct CompositeCall {
+    sphere::Problem problem;
+    int64_t capacity, device;
+    const float* signals;
+    void* state;
+    float *weights, *peaks, *image, *transmittances;
+    cudaStream_t stream;
+};
+
+// What a backward pass is given. Without `poses` the last two gradients are zero.
+struct BackwardCall {
+    sphere::Problem problem;
+    int64_t capacity, device, poses;
+    const void* in[7];
+    const float *by_image, *by_transmittances, *transmittances;  // the second null: zero
+    void* state;
+    float* out[7];  // gradients by the inputs
+    float* sums;    // items * (10 + channels)
+    cudaStream_t stream;
+};
+
+extern "C" int sphere_cuda_lists(const ListsCall* call) {
+    const OnDevice on(int(call->device));
+    const Problem& problem = call->problem;
+    const cudaStream_t stream = call->stream;
+    const int64_t receivers = problem.receivers, items = problem.gaussians * receivers, tiles = all_tiles(problem);
+    const State state(call->state, items, call->capacity, tiles);
+    const Scene scene = scene_of(call->in);
+    const int32_t gaussians = int32_t(problem.gaussians);
     const unsigned item_blocks = unsigned(receivers) * blocks(gaussians, ITEM_THREADS);
     const unsigned chunks = unsigned(receivers) * blocks(gaussians, CHUNK);
     const unsigned merge_blocks = unsigned(receivers) * blocks(gaussians, MERGE_THREADS);
     const unsigned sum_blocks = unsigned(receivers) * blocks(tiles / receivers, 32);
+    const Scratch scratch(call->scratch, problem, item_blocks, tiles);
 
-    project_items<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, scene, state, scratch, to(2));
-    sort_chunks<<<chunks, SORT_THREADS, 0, stream>>>(gaussians, scratch.keys);
+    project_items<<<item_blocks, ITEM_THREADS, 0, stream>>>(problem, scene, state, scratch, call->radii, call->weights,
+                                                            call->peaks);
     uint64_t *order = scratch.keys, *other = scratch.merged;
-    const int32_t fan = gaussians <= 2 * FAN * CHUNK ? 2 * FAN : FAN;
-    for (int64_t run = CHUNK; run < gaussians; run *= fan) {
-        merge_runs<<<merge_blocks, MERGE_THREADS, 0, stream>>>(gaussians, int32_t(run), fan, order, other);
-        std::swap(order, other);
+    if (call->sort) {
+        size_t bytes = call->sort_bytes;
+        const int last = scratch.distance_end + bits(receivers);
+        if (const int code = call->sort(scratch.more, &bytes, order, other, int32_t(items), scratch.gaussian_bits, last,
+                                        stream, &order))
+            return code;
+    } else {
+        sort_chunks<<<chunks, SORT_THREADS, 0, stream>>>(gaussians, scratch.keys);
+        const int32_t fan = gaussians <= 2 * FAN * CHUNK ? 2 * FAN : FAN;
+        for (int64_t run = CHUNK; run < gaussians; run *= fan) {
+            merge_runs<<<merge_blocks, MERGE_THREADS, 0, stream>>>(gaussians, int32_t(run), fan, order, other);
+            std::swap(order, other);
+        }
     }
-    count_pairs<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, scratch, order);
-    find_rooms<<<sum_blocks, SUM_THREADS, 0, stream>>>(*problem, state, scratch);
-    write_lists<<<item_blocks, ITEM_THREADS, 0, stream>>>(*problem, state, scratch, order, capacity, told);
-    if (out[3]) {
-        cudaMemsetAsync(out[3], 0, 4 * items, stream);
-        cudaMemsetAsync(out[4], 0, 4 * items, stream);
-    }
-    with_patches(tiles, problem->channels, [&](auto bound, auto halves) {
+    count_pairs<<<item_blocks, ITEM_THREADS, 0, stream>>>(problem, scratch, order);
+    find_rooms<<<sum_blocks, SUM_THREADS, 0, stream>>>(problem, state, scratch);
+    write_lists<<<item_blocks, ITEM_THREADS, 0, stream>>>(problem, state, scratch, order, call->capacity, call->told);
+    return cudaGetLastError();
+}
+
+extern "C" int sphere_cuda_composite(const CompositeCall* call) {
+    const OnDevice on(int(call->device));
+    const Problem& problem = call->problem;
+    const cudaStream_t stream = call->stream;
+    const int64_t tiles = all_tiles(problem);
+    const State state(call->state, problem.gaussians * problem.receivers, call->capacity, tiles);
+    with_patches(tiles, problem.channels, [&](auto bound, auto halves) {
         constexpr int CHANNELS = decltype(bound)::value, HALVES = decltype(halves)::value;
         composite_tiles<CHANNELS, HALVES><<<patch_blocks<HALVES>(tiles), PATCH_THREADS, 0, stream>>>(
-            *problem, scene.signals, state, to(0), to(1), static_cast<int32_t*>(out[5]), to(3), to(4));
+            problem, call->signals, state, call->image, call->transmittances, call->weights, call->peaks);
     });
     return cudaGetLastError();
 }
 
-// in: as above, then gradients by image and transmittance (null: zero), transmittance, last, state; out: gradients by the seven
-// inputs; sums: memory for items * (10 + channels) floats. Without `poses` the last two gradients are zero.
-extern "C" int sphere_cuda_backward(const sphere::Problem* problem, int64_t capacity, int device,
-                                    const void* const* in, void* const* out, void* sums, int poses,
-                                    cudaStream_t stream) {
-    const OnDevice on(device);
-    const int64_t items = problem->gaussians * problem->receivers, tiles = all_tiles(*problem);
-    const State state(const_cast<void*>(in[11]), items, capacity, tiles);
-    const Scene scene = scene_of(in);
-    const auto at = [in](int k) { return static_cast<const float*>(in[k]); };
-    const auto to = [out](int k) { return static_cast<float*>(out[k]); };
-    cudaMemsetAsync(sums, 0, 4 * items * (10 + problem->channels), stream);
-    cudaMemsetAsync(out[5], 0, 4 * 3 * problem->receivers, stream);
-    cudaMemsetAsync(out[6], 0, 4 * 9 * problem->receivers, stream);
-    with_patches(tiles, problem->channels, [&](auto bound, auto halves) {
+extern "C" int sphere_cuda_backward(const BackwardCall* call) {
+    const OnDevice on(int(call->device));
+    const Problem& problem = call->problem;
+    const cudaStream_t stream = call->stream;
+    const int64_t items = problem.gaussians * problem.receivers, tiles = all_tiles(problem);
+    const State state(call->state, items, call->capacity, tiles);
+    const Scene scene = scene_of(call->in);
+    float* const* to = call->out;
+    cudaMemsetAsync(call->sums, 0, 4 * items * (10 + problem.channels), stream);
+    with_patches(tiles, problem.channels, [&](auto bound, auto halves) {
         constexpr int CHANNELS = decltype(bound)::value, HALVES = decltype(halves)::value;
         composite_tiles_backward<CHANNELS, HALVES><<<patch_blocks<HALVES>(tiles), PATCH_THREADS, 0, stream>>>(
-            *problem, scene.signals, state, at(7), at(8), at(9), static_cast<const int32_t*>(in[10]),
-            static_cast<float*>(sums));
+            problem, scene.signals, state, call->by_image, call->by_transmittances, call->transmittances, call->sums,
+            to[5], to[6]);
     });
-    gather<<<blocks(problem->gaussians, GATHER_THREADS), GATHER_THREADS, 0, stream>>>(*problem, scene, state, static_cast<float*>(sums), to(0),
-                                                               to(1), to(2), to(3), to(4), to(5), to(6), poses != 0);
+    gather<<<blocks(problem.gaussians, GATHER_THREADS), GATHER_THREADS, 0, stream>>>(
+        problem, scene, state, call->sums, to[0], to[1], to[2], to[3], to[4], to[5], to[6], call->poses != 0);
     return cudaGetLastError();
 }
 

@@ -21,20 +21,21 @@ namespace sphere {
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int ITEM_THREADS = SPHERE_BLOCK;         // items of a block
 constexpr int CHUNK = SPHERE_CHUNK;                // items that a block sorts
-constexpr int SORT_THREADS = CHUNK / 2;
+constexpr int SORT_THREADS = CHUNK / 4;
 constexpr int FAN = SPHERE_FAN;                    // sorted runs that become one; twice as many, if these are all
 constexpr int MERGE_THREADS = SPHERE_BLOCK;
 constexpr int BAND = SPHERE_BAND;                  // tiles that a block has in shared memory
 constexpr int SUM_THREADS = 4 * SPHERE_BLOCK, SEGMENTS = SUM_THREADS / 32;
 constexpr int MANY_TILES = SPHERE_MANY_TILES;      // so many fill the device
 
-// What a backward pass needs of its forward pass; `_state_words` in sphere.py counts it.
+// What a backward pass needs of its forward pass; `state_words` in sphere_cuda.py counts it.
 struct State {
     int64_t* status;              // [2]: pairs needed; 1 if there was no room for them
     Footprint<float>* footprints; // [items]
     int32_t* members;             // [capacity] items by tile, nearest first
     int32_t* starts;              // [tiles] where each tile's pairs begin in `members`
     int32_t* lengths;             // [tiles] how many there are
+    int32_t* last;                // [receivers, height, width] length of the tile's list at the last that counted
 
     State(void* memory, int64_t items, int64_t capacity, int64_t tiles) {
         status = static_cast<int64_t*>(memory);
@@ -42,20 +43,37 @@ struct State {
         members = reinterpret_cast<int32_t*>(footprints + items);
         starts = members + capacity;
         lengths = starts + tiles;
+        last = lengths + tiles;
     }
 };
 
-// Memory of the forward pass alone; `_scratch_words` in sphere.py counts it.
+// Bits that hold the numbers below `count`.
+inline int bits(int64_t count) {
+    int needed = 0;
+    while (int64_t(1) << needed < count) ++needed;
+    return needed;
+}
+
+// Memory of the forward pass alone; `_scratch_words` in sphere_cuda.py counts it.
+//
+// A key has the Gaussian in its lowest bits, above it the distance (positive floats sort like their bits), then the
+// receiver: 63 bits suffice for less than 2^31 items.
 struct Scratch {
-    uint64_t *keys, *merged;  // [items] distance in the upper half (positive floats sort like their bits), item in the lower
+    uint64_t *keys, *merged;  // [items]
     ushort4* ranges;          // [items] tiles
     int32_t* before;          // [blocks of items, tiles of a receiver] pairs of the tile; then those of blocks before
+    void* more;               // for the sort by radix
+    int gaussian_bits, distance_end;
 
-    Scratch(void* memory, int64_t items) {
+    Scratch(void* memory, const Problem& problem, int64_t blocks, int64_t tiles) {
+        const int64_t items = problem.gaussians * problem.receivers;
         keys = static_cast<uint64_t*>(memory);
         merged = keys + items;
         ranges = reinterpret_cast<ushort4*>(merged + items);
         before = reinterpret_cast<int32_t*>(ranges + items);
+        more = before + blocks * (tiles / problem.receivers);
+        gaussian_bits = bits(problem.gaussians);
+        distance_end = gaussian_bits + 31;
     }
 };
 
@@ -79,9 +97,10 @@ struct Item {
     }
 };
 
-// Footprints of all items, their ranges of tiles, and what they are sorted by.
+// Footprints of all items, their ranges of tiles, and what they are sorted by; their statistics, if any, begin at zero.
 __global__ void __launch_bounds__(ITEM_THREADS)
-    project_items(Problem problem, Scene scene, State state, Scratch scratch, float* radii) {
+    project_items(Problem problem, Scene scene, State state, Scratch scratch, float* radii, float* weights,
+                  float* peaks) {
     if (blockIdx.x == 0 && threadIdx.x == 0) state.status[0] = 0;
     const Item x(problem);
     if (!x.inside) return;
@@ -93,39 +112,65 @@ __global__ void __launch_bounds__(ITEM_THREADS)
     const Tiles t = p.visible ? tiles(problem, bounds(problem, p)) : Tiles{0, 0, 0, 0};
     state.footprints[x.item] = footprint(p, opacity);
     scratch.ranges[x.item] = make_ushort4(t.row, t.rows, t.column, t.columns);
-    scratch.keys[x.item] = uint64_t(__float_as_uint(p.distance)) << 32 | uint32_t(x.item);
+    const uint32_t distance = __float_as_uint(p.distance) & 0x7fffffffu;  // NaN may have a sign
+    scratch.keys[x.item] = uint64_t(x.receiver) << scratch.distance_end | uint64_t(distance) << scratch.gaussian_bits |
+                           uint64_t(i);
     radii[x.item] = p.visible ? p.radius : 0.0f;
+    if (weights) weights[x.item] = peaks[x.item] = 0;
 }
 
-// A block sorts CHUNK keys of a receiver, or those that are left. Every step compares upwards, so that what would lie beyond
-// `count` needs not exist. Threads of a warp stay within 64 keys while the stride is 32 or less.
+__device__ __forceinline__ void put_in_order(uint64_t& low, uint64_t& high) {
+    const uint64_t a = low, b = high;
+    if (a > b) {
+        low = b;
+        high = a;
+    }
+}
+
+// Where a key lies in shared memory: so that lanes which take every fourth, or parts of four, meet in no bank.
+__device__ __forceinline__ int apart(int k) { return k ^ (k & 16 ? 5 : 0) ^ (k & 32 ? 10 : 0); }
+
+// A block sorts CHUNK keys of a receiver, or those that are left: a bitonic sort, two strides at a time, span / 2 and
+// span / 4; a last one alone. A thread has four keys. Every step compares upwards, so that what would lie beyond `count`
+// needs not exist. Threads of a warp stay within 128 keys while a quarter of the span is 32 or less.
 __global__ void __launch_bounds__(SORT_THREADS) sort_chunks(int32_t gaussians, uint64_t* all) {
     __shared__ uint64_t keys[CHUNK];
     const int32_t chunks = int32_t(parts(gaussians, CHUNK)), receiver = int32_t(blockIdx.x) / chunks;
     const int32_t from = (int32_t(blockIdx.x) - receiver * chunks) * CHUNK, count = min(gaussians - from, CHUNK);
     const int t = int(threadIdx.x);
     uint64_t* const given = all + int64_t(receiver) * gaussians + from;
-    for (int k = t; k < count; k += SORT_THREADS) keys[k] = given[k];
+    for (int k = t; k < count; k += SORT_THREADS) keys[apart(k)] = given[k];
     __syncthreads();
     int size = 1;
     while (size < count) size *= 2;
     for (int k = 2; k <= size; k *= 2)
-        for (int j = k / 2; j; j /= 2) {
-            const int offset = t & (j - 1), base = 2 * (t - offset), low = base + offset;
-            const int high = 2 * j == k ? base + k - 1 - offset : low + j;
-            if (high < count) {
-                const uint64_t a = keys[low], b = keys[high];
-                if (a > b) {
-                    keys[low] = b;
-                    keys[high] = a;
-                }
+        for (int span = k; span > 1; span /= 4) {
+            const int quarter = max(span / 4, 1), offset = t & (quarter - 1), base = 4 * (t - offset);
+            const bool turned = span == k;  // the first stride of a size compares with the second half backwards
+            const int place[4] = {base + offset, base + quarter + offset,
+                                  base + (turned ? 3 * quarter - 1 - offset : 2 * quarter + offset),
+                                  base + (turned ? 4 * quarter - 1 - offset : 3 * quarter + offset)};
+            uint64_t key[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) key[i] = place[i] < count ? keys[apart(place[i])] : ~uint64_t(0);
+            if (turned && span > 2) {
+                put_in_order(key[0], key[3]);
+                put_in_order(key[1], key[2]);
+            } else if (span > 2) {
+                put_in_order(key[0], key[2]);
+                put_in_order(key[1], key[3]);
             }
-            if (j > 32 || (j == 1 && k >= 64))
+            put_in_order(key[0], key[1]);
+            put_in_order(key[2], key[3]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (place[i] < count) keys[apart(place[i])] = key[i];
+            if (quarter > 32 || (span <= 4 && k >= 64))
                 __syncthreads();
             else
                 __syncwarp();
         }
-    for (int k = t; k < count; k += SORT_THREADS) given[k] = keys[k];
+    for (int k = t; k < count; k += SORT_THREADS) given[k] = keys[apart(k)];
 }
 
 // Merges `fan` sorted runs of a receiver's keys: a key's place is how many of each run come before it (no two keys are equal).
@@ -196,7 +241,8 @@ __device__ void for_each_pair(const Problem& problem, ushort4 range, int32_t fir
 
 // The item of a thread by rank, and its range of tiles; none beyond the last.
 __device__ __forceinline__ ushort4 ranked(const Item& x, const Scratch& scratch, const uint64_t* order, uint32_t& item) {
-    item = x.inside ? uint32_t(order[x.item]) : 0;
+    const uint64_t mask = (uint64_t(1) << scratch.gaussian_bits) - 1;
+    item = x.inside ? uint32_t(x.item - x.gaussian) + uint32_t(order[x.item] & mask) : 0;
     return x.inside ? scratch.ranges[item] : make_ushort4(0, 0, 0, 0);
 }
 

@@ -8,7 +8,7 @@ namespace sphere {
 template <int CHANNELS, int HALVES>
 __global__ void __launch_bounds__(PATCH_THREADS)
     composite_tiles(Problem problem, const float* __restrict__ signals, State state, float* __restrict__ image,
-                    float* __restrict__ transmittances, int32_t* __restrict__ last, float* weights, float* peaks) {
+                    float* __restrict__ transmittances, float* weights, float* peaks) {
     using Walk = Window<CHANNELS, HALVES, false>;
     constexpr int COUNT = LANES<HALVES>;
     __shared__ typename Walk::Room rooms[WARPS];
@@ -74,20 +74,23 @@ __global__ void __launch_bounds__(PATCH_THREADS)
     for (int c = 0; c < CHANNELS; ++c)
         if (c < channels) image[(patch.receiver * channels + c) * size + patch.pixel] = colour[c] + none;
     transmittances[place] = through + none;
-    last[place] = end;
+    state.last[place] = end;
 }
 
-// Adds to sums[item]: u, a, b (3 each), opacity, then the signals' gradient.
+// Adds to sums[item]: u, a, b (3 each), opacity, then the signals' gradient. What `gather` adds to begins at zero.
 template <int CHANNELS, int HALVES>
 __global__ void __launch_bounds__(PATCH_THREADS)
     composite_tiles_backward(Problem problem, const float* __restrict__ signals, State state,
                              const float* __restrict__ by_image, const float* __restrict__ by_transmittance,
-                             const float* __restrict__ transmittances, const int32_t* __restrict__ last,
-                             float* __restrict__ sums) {
+                             const float* __restrict__ transmittances, float* __restrict__ sums, float* by_receivers,
+                             float* by_rotations) {
     using Walk = Window<CHANNELS, HALVES, true>;
     constexpr int COUNT = LANES<HALVES>;
     __shared__ typename Walk::Room rooms[WARPS];
     auto& room = rooms[threadIdx.x / 32];
+    const int64_t thread = int64_t(blockIdx.x) * PATCH_THREADS + threadIdx.x;
+    if (thread < 3 * problem.receivers) by_receivers[thread] = 0;  // tiles have more pixels than that
+    if (thread < 9 * problem.receivers) by_rotations[thread] = 0;
     const Patch<HALVES> patch(problem, state, room.box);
     if (!patch.count) return;
     const int lane = threadIdx.x % 32, channels = int(problem.channels);
@@ -100,7 +103,7 @@ __global__ void __launch_bounds__(PATCH_THREADS)
                            ? by_image[(patch.receiver * channels + c) * size + patch.pixel] : 0.0f;
     float through = patch.inside ? transmittances[place] : 1.0f;
     float behind = patch.inside && by_transmittance ? by_transmittance[place] * through : 0.0f;
-    const int32_t end = patch.inside ? last[place] : 0;
+    const int32_t end = patch.inside ? state.last[place] : 0;
     const int32_t furthest = largest_of<COUNT>(end), final = (furthest + 31) / 32 * 32 - 32;
     Walk window(problem, state, patch, signals, room);
     window.expect(final >= 0 && final + lane < furthest, final + lane);
