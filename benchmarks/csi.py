@@ -134,8 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument(
         "--results",
         type=Path,
-        help=f"where the records go (default: of all cells of a set, {SAMPLES} samples each, models/csi/results.json, "
-        f"which the card shows; of anything less {SUBSETS})",
+        help=f"where the records go (default: of all cells of a set, {SAMPLES} samples each, by the recipes' own weights, "
+        f"models/csi/results.json, which the card shows; of anything else {SUBSETS})",
     )
     return run_script(run, p.parse_args(argv), "csi")
 
@@ -176,8 +176,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def destination(args: argparse.Namespace, whole: bool = True) -> Path:
-    """Where records go: what isn't whole must not take the place of the card's own."""
-    whole = whole and args.every == 1 and args.samples >= SAMPLES
+    """Where records go: what isn't whole, or of others' weights, must not take the place of the card's own."""
+    whole = whole and args.every == 1 and args.samples >= SAMPLES and not args.weights
     return args.results or (MODELS / "results.json" if whole else SUBSETS)
 
 

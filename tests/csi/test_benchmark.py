@@ -117,6 +117,7 @@ def test_a_subset_leaves_the_cards_records_alone(tmp_path, monkeypatch):
     assert {r["metric"] for r in json.loads(subset.read_text())} >= {"nmse", "latency"}
     monkeypatch.setattr(benchmark, "SAMPLES", 2)
     assert benchmark.main([*line, "--samples", "2", "--every", "2"]) == 0
+    assert benchmark.main([*line, "--samples", "2", "--weights", "elsewhere"]) == 0
     assert not card.exists()
     subset.unlink()
     assert benchmark.main([*line, "--samples", "2"]) == 0
