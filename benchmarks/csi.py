@@ -134,8 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument(
         "--results",
         type=Path,
-        help=f"where the records go (default: of all cells of a set, {SAMPLES} samples each, by the recipes' own weights, "
-        f"models/csi/results.json, which the card shows; of anything else {SUBSETS})",
+        help=f"where the records go (default: of all cells of a set, {SAMPLES} samples each, by the recipes' own "
+        f"weights, models/csi/results.json, which the card shows; of anything else {SUBSETS})",
     )
     return run_script(run, p.parse_args(argv), "csi")
 
