@@ -66,10 +66,10 @@ def comparisons(results: Results, data: Mapping[str, ImageDataModule], args: arg
 
 
 def _cost(results: Results, system: str, ratio: Fraction) -> tuple[dict[str, Any]]:
-    """Parameters and steps of a system."""
+    """Parameters, steps and seconds of training of a system."""
     for arm, known in results.items():
         if arm.label == system and arm.ratio in (None, ratio) and "trained" in known:
-            return ({"parameters": known["trained"]["parameters"], "steps": known["trained"]["steps"]},)
+            return ({name: known["trained"][name] for name in ("parameters", "steps", "seconds")},)
     return ({},)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from chanlab.cli.common import run_script, script_parser
-from chanlab.cli.image_systems import IMAGE_CODECS, add_small
+from chanlab.cli.image_systems import IMAGE_CODECS, add_small, image_batches
 from chanlab.errors import UsageError
 
 EXAMPLES = """examples:
@@ -96,7 +96,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             continue
         records += sweep(
             systems(names, args, photos),
-            batches(args, photos),
+            image_batches(args.images, args.split, *which(args, photos), args.seed),
             ratios,
             args.snr,
             f"{args.images.name}, crops" if not photos and args.small == "crops" else args.images.name,
@@ -107,18 +107,11 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     return records
 
 
-def batches(args: argparse.Namespace, photos: bool) -> Iterator[dict[str, Any]]:
-    """Images of 96x96, or photographs cut to 512x768."""
-    from chanlab.jscc.images import ImageDataModule
-
-    size: dict[str, Any] = {"eval_size": PHOTO if photos else (SMALL, SMALL)}
-    if not photos and args.small == "crops":
-        size = {"eval_crop": SMALL, "eval_crops": args.crops}
-    left = args.photos if photos else sys.maxsize
-    for batch in ImageDataModule(images=args.images, eval_batch_size=1 if photos else 32, **size).batches(args.split):
-        if left > 0:
-            yield {"image": batch["image"][:left], "id": batch["id"][:left]}
-        left -= len(batch["image"])
+def which(args: argparse.Namespace, photos: bool) -> tuple[tuple[int, int] | int, int | None, int]:
+    """Size, number and batch size of images of 96x96, or of photographs of 512x768, as `image_batches` takes them."""
+    if photos:
+        return PHOTO, args.photos, 1
+    return (SMALL, args.crops, 32) if args.small == "crops" else ((SMALL, SMALL), None, 32)
 
 
 def systems(names: Sequence[str], args: argparse.Namespace, photos: bool) -> list[Any]:

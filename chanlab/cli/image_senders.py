@@ -163,7 +163,7 @@ class CodecSender(Sender):
         return measured_records(
             got,
             self.name,
-            condition | self.where,
+            condition,
             data=images.data,
             split=images.split,
             seeds=[self.seed],
@@ -204,8 +204,8 @@ class SeparationSender(Sender):
         device: str = "cpu",
     ) -> None:
         super().__init__(f"{IMAGE_CODECS[codec]} + LDPC", images, channel, csi, ratios, seed)
-        slow = min(images.shape[1:]) < 256  # as long as an image is small, thoroughness is cheap
-        source = Avif(True, 4 if slow else 6) if codec == "avif" else find_codec(codec)
+        small = min(images.shape[1:]) < 256  # thoroughness is cheap
+        source = Avif(True, 4 if small else 6) if codec == "avif" else find_codec(codec)
         self.separation = Separation(source, channel=built, device=device)
         self.inputs = self._digest(codec)
 

@@ -198,6 +198,8 @@ def image_batches(
         left = None if left is None else max(0, left - len(batch["id"]))
         if len(kept["id"]):
             found.append({**kept, "name": [data.picture(split, i) for i in kept["id"].tolist()]})
+        if left == 0:
+            break
     return found
 
 

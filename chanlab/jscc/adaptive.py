@@ -26,7 +26,7 @@ from chanlab.jscc.latents import LatentTransform, linear_start
 SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB = 10, -20.0, 60.0
 """Side information that tells a scale, in equal steps of its range [dB]."""
 LOWEST_SNR_DB, HIGHEST_SNR_DB = -10.0, 30.0
-"""Range of SNR that conditions are clipped to [dB]: below and above it nothing is learnt."""
+"""Range of SNR that conditions are clipped to [dB]; recipes train on 0 to 20 dB."""
 
 
 class AdaptiveJSCC(Codec):
@@ -42,12 +42,12 @@ class AdaptiveJSCC(Codec):
     - Latents of neighbouring blocks are alike: a further DCT over 4 x 4 of them (`LatentTransform`) sends each of its
       coefficients at a gain of its own. Convolutions, which treat all positions alike, couldn't.
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
-      decoder is told the mean SNR after equalisation.
+      decoder is told the mean SNR after equalisation, and by the same way the power's scale.
     - 34 bits of side information, counted, tell an image's mean colour, which isn't sent otherwise, and the scale that
       brings the rest to unit power: no power is spent on what a few bits can say, and a pale image and a vivid one are
       not the same symbols.
-    - Latent channels are ordered: the network has seen prefixes of all lengths, so that a lower bandwidth ratio is a
-      prefix, and the first symbols carry what matters most.
+    - Latent channels are ordered: the network is trained on prefixes of several lengths, so that a lower bandwidth
+      ratio is a prefix, and the first symbols carry what matters most.
     - The decoder gets each symbol's linear minimum mean square error estimate and the share of its energy that isn't
       noise, 1 / (1 + N0): faded symbols count less, unsent ones nothing.
 

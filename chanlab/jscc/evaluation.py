@@ -17,7 +17,7 @@ from chanlab.jscc.channels import SymbolChannel
 from chanlab.jscc.codec import Codec
 from chanlab.jscc.contract import source_values
 from chanlab.jscc.module import JSCCModule
-from chanlab.metrics.images import SCALE_WEIGHTS, ms_ssim, psnr
+from chanlab.metrics.images import fitting_scales, ms_ssim, psnr
 from chanlab.records import Record, record
 
 BEST_DB = 100.0
@@ -111,11 +111,10 @@ def most_scales(images: Tensor) -> int:
     Raises:
         UsageError: If they have room for none.
     """
-    side = min(images.shape[-2:])
-    fitting = [s for s in range(1, len(SCALE_WEIGHTS) + 1) if side >> (s - 1) >= 11]
-    if not fitting:
+    found = fitting_scales(min(images.shape[-2:]))
+    if not found:
         raise UsageError(f"MS-SSIM needs images from 11x11 pixels on, not {images.shape[-2]}x{images.shape[-1]}.")
-    return fitting[-1]
+    return found
 
 
 def size_of(image_shape: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from chanlab.errors import ChanlabError, UsageError
 from chanlab.rf.build import library
 from chanlab.rf.coherent_gemm import Gradients
+from chanlab.rf.problem import laid_out
 
 _BLOCKS = {"forward": 2, "backward": 4}  # resident blocks of a multiprocessor, by registers and shared memory
 
@@ -63,7 +64,7 @@ def coherent_sum_backward(
         return g, t, u, w, p, q
     gains, delays, departures, arrivals = (torch.empty_like(x) for x in held[:4])
     positions = delay.new_zeros(batch, splits, num_rx, num_tx, 6)
-    down = grad.resolve_conj().resolve_neg().contiguous()
+    (down,) = laid_out([grad])
     _call(lib, "coherent_backward", sizes, wavelength, down, *held, gains, delays, departures, arrivals, positions)
     whole = positions.sum(1)
     return gains, delays, departures, arrivals, whole[..., 3:].sum(1), whole[..., :3].sum(2)
@@ -84,7 +85,7 @@ def _prepare(*inputs: Tensor, stage: str) -> tuple[list[Tensor], tuple[int, ...]
         raise UsageError(
             f"coherent_sum of {batch} links of {pairs} antenna pairs is too large at once; split the batch."
         )
-    held = [x.resolve_conj().resolve_neg().contiguous() for x in inputs]
+    held = laid_out(inputs)
     return held, (batch, paths, num_rx, num_tx, tones, splits), lib
 
 

@@ -14,7 +14,7 @@ _PLAIN = {Tensor, torch.nn.Parameter}
 
 
 def plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether nothing but autograd looks on: no tracing or compiling, no transform, no mode, no subclass of tensors."""
+    """Whether nothing but autograd looks on: no tracing, compiling, transform, dispatch mode or subclass of tensors."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:

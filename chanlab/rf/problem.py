@@ -1,4 +1,4 @@
-"""What compiled back ends of `rasterize_sphere` are told of a call, and how tensors are laid out for them."""
+"""What compiled back ends of `rasterize_sphere` are told of a call, and how tensors are laid out for kernels."""
 
 from __future__ import annotations
 
@@ -24,5 +24,8 @@ def pack_problem(asked: Asked, gaussians: int, receivers: int, channels: int) ->
 
 
 def laid_out(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """As pointers show them: contiguous, and with their signs, which imaginary parts of conjugates keep apart."""
-    return [x if x.is_contiguous() and not x.is_neg() else x.resolve_neg().contiguous() for x in tensors]
+    """Contiguous, with lazy negation and conjugation (`is_neg`, `is_conj`) carried out: what pointers show."""
+    return [
+        x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else x.resolve_conj().resolve_neg().contiguous()
+        for x in tensors
+    ]

@@ -88,7 +88,8 @@ def rasterize_sphere(
             `cuda` (float32, up to 38 channels); None is that of the inputs' device.
         capacity: For `cuda`: how many pairs of tile (16 x 8 pixels) and Gaussian there is room for in one call; None is
             learnt from earlier calls. If there are more, the image is NaN and a later call, or
-            `chanlab.rf.sphere.check`, raises.
+            `chanlab.rf.sphere.check`, raises. Calls that are compiled, traced or captured in a CUDA graph neither
+            learn nor raise, nor does one while 64 others are unread: there give the capacity and look for NaN.
 
     Returns:
         Image, transmittance and visibility, in the inputs' dtype and on their device.

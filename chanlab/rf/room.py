@@ -88,15 +88,24 @@ class Room:
             return room, slot
 
     def address(self, slot: int) -> int:
-        """Of a slot, which the device will fill from now on; 0: there is none."""
+        """Of a slot, which the device will fill from now on; 0: there is none, or not any more.
+
+        A traced graph holds its slot's number as a constant, and may run many times, or after the slot was taken back.
+        """
         if slot < 0 or self._pinned is None:
             return 0
         with self._lock:
-            self._pending[slot % self.SLOTS] = self._given.pop(slot)
+            given = self._given.pop(slot, None)
+            if given is None:
+                return 0
+            self._pending[slot % self.SLOTS] = given
         return self._pinned.data_ptr() + 8 * (slot % self.SLOTS)
 
     def after(self, slot: int) -> None:
-        """Take the slot of a call back if nothing will fill it: it failed before, or was traced only."""
+        """Take the slot of a call back if nothing will fill it: it failed before the launch, or was traced only.
+
+        A launch that fails keeps its slot: what it has queued already may yet write there.
+        """
         if slot >= 0:
             with self._lock:
                 if self._given.pop(slot, None):

@@ -48,12 +48,14 @@ def test_blocks_are_the_same_with_and_without_kernels(compiled):
     block = GatedBlock(32, 5).cuda()
     x, modulation = torch.randn(4, 12, 12, 32, device="cuda"), torch.randn(4, 1, 1, 128, device="cuda")
     found = []
-    for kernel in (True, False):
-        use_kernel(kernel)
-        run = torch.compile(block.forward, dynamic=False) if compiled and kernel else block.forward
-        with torch.autocast("cuda", torch.bfloat16):
-            out = run(x, modulation)
-        found.append([out, *torch.autograd.grad(out.float().square().sum(), list(block.parameters()))])
-    use_kernel(True)
+    try:
+        for kernel in (True, False):
+            use_kernel(kernel)
+            run = torch.compile(block.forward, dynamic=False) if compiled and kernel else block.forward
+            with torch.autocast("cuda", torch.bfloat16):
+                out = run(x, modulation)
+            found.append([out, *torch.autograd.grad(out.float().square().sum(), list(block.parameters()))])
+    finally:
+        use_kernel(True)
     for ours, theirs in zip(*found, strict=True):
         assert (ours - theirs).float().norm() <= 2e-2 * theirs.float().norm()

@@ -32,7 +32,6 @@ inline ushort4 make_ushort4(int x, int y, int z, int w) {
 
 using cudaStream_t = void*;
 using cudaError_t = int;
-constexpr cudaError_t cudaSuccess = 0;
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0; }
 inline cudaError_t cudaSetDevice(int) { return 0; }
 inline cudaError_t cudaGetLastError() { return 0; }
@@ -229,7 +228,11 @@ template <class T>
 T __ldg(const T* p) {
     return *p;
 }
-inline float atomicAdd(float* to, float x) { return *to += x; }
+inline float atomicAdd(float* to, float x) {
+    const float before = *to;
+    *to += x;
+    return before;
+}
 inline int atomicAdd(int* to, int x) { return (*to += x) - x; }
 inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long x) { return (*to += x) - x; }
 inline unsigned atomicOr(unsigned* to, unsigned x) {
@@ -237,4 +240,8 @@ inline unsigned atomicOr(unsigned* to, unsigned x) {
     *to |= x;
     return before;
 }
-inline int atomicMax(int* to, int x) { return *to = std::max(*to, x); }
+inline int atomicMax(int* to, int x) {
+    const int before = *to;
+    *to = std::max(before, x);
+    return before;
+}

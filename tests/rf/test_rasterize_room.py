@@ -50,6 +50,20 @@ def test_first_calls_guess_and_later_ones_know(room):
     assert call(room, 5000, 1000, Panorama.hemisphere(90, 300)) == 120_000
 
 
+def test_a_traced_graph_runs_again_without_the_slot_that_it_holds(room):
+    _, slot = before(room, 5000)
+    assert room.address(slot)
+    room.after(slot)
+    assert room.address(slot) == 0
+    _, taken_back = before(room, 5000)
+    room.after(taken_back)
+    assert room.address(taken_back) == 0
+    assert list(room._pending) == [slot % room.SLOTS]
+    room._pinned[slot % room.SLOTS] = 40_000
+    room.check()
+    assert len(set(room._free)) == len(room._free) == room.SLOTS
+
+
 def test_too_little_room_is_told_and_mended(room):
     call(room, 5000, 50_000, asked=40_000)
     with pytest.raises(ChanlabError, match=r"room for 50000 pairs.* had 40000.*capacity=50000"):

@@ -106,10 +106,10 @@ def sweep(
 
 def _figures(out: Separated, images: Tensor, separation: Separation) -> list[tuple[float, float, float, float]]:
     """PSNR, MS-SSIM, outage and channel uses of each image; expectations where nothing was sent."""
-    from chanlab.metrics.images import ms_ssim
+    from chanlab.metrics.images import fitting_scales, ms_ssim
 
     sent = (images.double() * 255).round() / 255
-    scales = next((s for s in (5, 4, 3, 2) if min(images.shape[2:]) >> (s - 1) >= 11), 1)
+    scales = max(1, fitting_scales(min(images.shape[2:])))
     similar = ms_ssim(out.images.double(), sent, scales, reduction="none")
     uses = out.uses.double().tolist()
     if out.simulated:
