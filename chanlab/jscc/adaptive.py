@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from chanlab.errors import UsageError
-from chanlab.jscc.codec import Codec, Ratio
+from chanlab.jscc.bases import Base, mean_colour
+from chanlab.jscc.codec import Codec, Ratio, check_images
 from chanlab.jscc.contract import (
     Received,
     Transmission,
     normalise_power,
     per_image,
     power_scale,
+    side_information_uses,
     source_values,
 )
 from chanlab.jscc.depthwise import depthwise
 from chanlab.jscc.latents import LatentTransform, linear_start
 
-SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB = 10, -20.0, 60.0
-"""Side information that tells a scale, in equal steps of its range [dB]."""
+if TYPE_CHECKING:
+    from chanlab.jscc.base_layer import BaseLayer
+
+SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB = 9, -15.0, 25.0
+"""Side information that tells the scale of symbols, in equal steps of its range [dB]."""
+CONTRAST_BITS, LOWEST_CONTRAST_DB = 7, -60.0
+"""The same of an image's contrast, whose range ends at 0 dB."""
+MOST_OF_A_BASE = 0.95
+"""Share of the channel uses that a base layer may take in training."""
 LOWEST_SNR_DB, HIGHEST_SNR_DB = -10.0, 30.0
 """Range of SNR that conditions are clipped to [dB]; recipes train on 0 to 20 dB."""
 
@@ -43,9 +52,12 @@ class AdaptiveJSCC(Codec):
       coefficients at a gain of its own. Convolutions, which treat all positions alike, couldn't.
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
       decoder is told the mean SNR after equalisation, and by the same way the power's scale.
-    - 34 bits of side information, counted, tell an image's mean colour, which isn't sent otherwise, and the scale that
-      brings the rest to unit power: no power is spent on what a few bits can say, and a pale image and a vivid one are
-      not the same symbols.
+    - What is sent is the difference from a base that the receiver has, brought to unit contrast. Without more the base
+      is the image's mean colour. It can be a compressed image (`chanlab.jscc.bases`), sent by a digital link in a part
+      of the channel uses: a hybrid of digital and analogue transmission, whose symbols refine what the file left out,
+      and still gain where the channel is better than the link asks for. Both sides see the base.
+    - 41 bits of side information, counted, tell the mean colour, or how long a compressed base is, the contrast, and
+      the scale that brings symbols to unit power: no power is spent on what a few bits can say.
     - Latent channels are ordered: the network is trained on prefixes of several lengths, so that a lower bandwidth
       ratio is a prefix, and the first symbols carry what matters most.
     - The decoder gets each symbol's linear minimum mean square error estimate and the share of its energy that isn't
@@ -57,9 +69,15 @@ class AdaptiveJSCC(Codec):
         depths: Blocks at each, on each side.
         kernel: Of depthwise convolutions, odd.
         conditioning: Width of the features of SNR and ratio.
+        base: Image codec of base layers in evaluation (`avif`), over AWGN; None: mean colours.
+        shares: Shares of the channel uses that are tried for a base.
+
+    Attributes:
+        base_layer: Finds base layers; None without.
     """
 
-    side_bits = 3 * 8 + SCALE_BITS
+    side_bits = 1 + 3 * 8 + SCALE_BITS + CONTRAST_BITS
+    tells_bases = True
 
     def __init__(
         self,
@@ -68,74 +86,145 @@ class AdaptiveJSCC(Codec):
         depths: Sequence[int] = (3, 4),
         kernel: int = 5,
         conditioning: int = 24,
+        base: str | None = None,
+        shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85),
     ) -> None:
         super().__init__(max_ratio, stride=8)
         if len(widths) != 2 or len(depths) != 2 or min(depths) < 1 or kernel % 2 == 0:
             raise UsageError(
                 f"widths and depths are two numbers each, and the kernel is odd: not {widths}, {depths}, {kernel}."
             )
+        self.base_layer: BaseLayer | None = None
+        if base is not None:
+            from chanlab.jscc.base_layer import BaseLayer
+
+            self.base_layer = BaseLayer(base, shares)
         self.spread = LatentTransform(2 * self.pairs)
         self.gather = LatentTransform(2 * self.pairs, inverse=True)
+        # What a compressed base leaves is about as strong in all coefficients: no gains to begin with.
+        self.base_gain = nn.Parameter(-self.spread.gain.detach())
+        self.base_loss = nn.Parameter(-self.gather.gain.detach())
         self.encoder = _Encoder(2 * self.pairs, widths, depths, kernel, conditioning)
         self.decoder = _Decoder(3 * self.pairs, widths, depths, kernel, conditioning)
 
-    def encode(self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None) -> Transmission:
-        """See `Codec.encode`."""
-        snr_db = per_image(snr_db, images)
-        width, uses, bits = self.budget(images, snr_db, ratio)
-        padded = self.pad(images)
-        mean = (255 * images.float().mean((2, 3))).round().clamp(0, 255) / 255
-        conditions = self.conditions(snr_db, uses, images.shape[1:])
-        latent = self.analysis(padded - mean[..., None, None] + 0.5, conditions)
-        symbols, used = self.symbols(latent, width, uses)
-        scale = self.told(power_scale(symbols, used, self.convention)).expand(len(images))
-        side = torch.cat([scale[:, None], mean], 1)
-        return Transmission(normalise_power(symbols, used, self.convention), used, bits, side)
+    def encode(
+        self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None, base: Base | None = None
+    ) -> Transmission:
+        """See `Codec.encode`.
 
-    def told(self, scale: Tensor) -> Tensor:
-        """A scale as side information tells it, `[batch]`; exact in training."""
-        decibel = (20 * scale.log10()).clamp(LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
+        Args:
+            images: See `Codec.encode`.
+            snr_db: See `Codec.encode`.
+            ratio: See `Codec.encode`.
+            base: What the receiver has of the images by other means, whose channel uses come out of the images' own;
+                None: in evaluation the best of `base_layer`, if there is one, else their mean colours. In training
+                bases that don't fit give way to mean colours.
+        """
+        check_images(images)
+        snr_db = per_image(snr_db, images)
+        if base is None and self.base_layer is not None and not self.training:
+            base = self.base_layer.best(self, images, snr_db, ratio)
+        image, taken = self._base(images, base, snr_db, ratio)
+        width, uses, bits = self.budget(images, snr_db, ratio, taken)
+        difference = images.float() - image
+        contrast = told(difference.square().mean((1, 2, 3)).sqrt(), CONTRAST_BITS, LOWEST_CONTRAST_DB, 0.0)
+        refines = (taken > 0).float()
+        conditions = self.conditions(snr_db, uses, images.shape[1:], contrast, refines)
+        inputs = torch.cat([self.pad(difference / contrast[:, None, None, None]) / 2, self.pad(image) * 2 - 1], 1)
+        symbols, used = self.symbols(self.analysis(inputs, conditions), width, uses)
+        scale = power_scale(symbols, used, self.convention).expand(len(images))
         if not self.training:
-            step = (HIGHEST_SCALE_DB - LOWEST_SCALE_DB) / (2**SCALE_BITS - 1)
-            decibel = ((decibel - LOWEST_SCALE_DB) / step).round() * step + LOWEST_SCALE_DB
-        return 10 ** (decibel / 20)
+            scale = told(scale, SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
+        side = torch.cat([torch.stack([scale, contrast, refines], 1), image.flatten(1)], 1)
+        return Transmission(normalise_power(symbols, used, self.convention), used, bits, side, taken)
+
+    def _base(
+        self, images: Tensor, base: Base | None, snr_db: Tensor, ratio: Ratio | None
+    ) -> tuple[Tensor, Tensor]:
+        """Bases as the receiver has them, and the channel uses that they take, int64 `[batch]`."""
+        mean = mean_colour(images)[..., None, None].expand(-1, -1, *images.shape[2:])
+        none = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+        if base is None:
+            return mean, none
+        if base.image.shape != images.shape:
+            raise UsageError(f"a base has the shape of its images, {list(images.shape)}, not {list(base.image.shape)}.")
+        if base.uses is None:
+            raise UsageError("a base must say how many channel uses it takes: see BaseLayer and PayloadRate.")
+        taken = base.uses
+        if self.training:
+            k_over_n = self.max_ratio if ratio is None else ratio
+            limit = (k_over_n if isinstance(k_over_n, Tensor) else float(k_over_n)) * images[0].numel()
+            side = side_information_uses(taken.new_full(taken.shape, self.side_bits), snr_db)
+            taken = torch.where(taken < MOST_OF_A_BASE * limit - side, taken, 0)
+        return torch.where((taken > 0)[:, None, None, None], base.image.float(), mean), taken
 
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """See `Codec.decode`."""
         used = received.used
         share = torch.where(used, received.power / (received.power + received.noise_variance), 0.0)
         side = received.side
-        if side is None:  # as if it were grey, and its scale 1
-            side = torch.tensor([received.power**0.5, 0.5, 0.5, 0.5], device=share.device).expand(len(share), -1)
-        scale = share / (received.gain.clamp(min=1e-6) * side[:, :1])
+        if side is None:  # as if it were grey, its scale 1 and its contrast 1/4
+            told = torch.tensor([received.power**0.5, 0.25, 0.0], device=share.device).expand(len(share), -1)
+            base = torch.full((len(share), *image_shape), 0.5, device=share.device)
+        else:
+            told, base = side[:, :3], side[:, 3:].reshape(-1, *image_shape)
+        power, contrast, refines = told.unbind(1)
+        scale = share / (received.gain.clamp(min=1e-6) * power[:, None])
         values = (scale * received.symbols.real, scale * received.symbols.imag, share)
         features = torch.cat([self.latent(value, image_shape) for value in values], 1)
         uses = used.sum(1)
         snr_db = torch.where(used, received.symbol_snr_db, 0.0).sum(1) / uses
-        conditions = self.conditions(snr_db, uses, image_shape)
-        conditions = torch.cat([conditions, 2 * (side[:, :1] / received.power**0.5).log10() - 1], 1)
-        images = self.synthesis(features, conditions) + (side[:, 1:, None, None] - 0.5)
+        conditions = self.conditions(snr_db, uses, image_shape, contrast, refines)
+        conditions = torch.cat([conditions, 2 * (power[:, None] / received.power**0.5).log10() - 1], 1)
+        padded = self.pad(base)
+        images = padded + 2 * contrast[:, None, None, None] * self.synthesis(features, conditions, padded * 2 - 1)
         return self.crop(images, image_shape)
 
     def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
-        """See `Codec.analysis`; for the conditions see `conditions`."""
-        latent: Tensor = self.spread(self.encoder(images, conditions))
+        """See `Codec.analysis`; images are differences and bases, `[batch, 6, height, width]`; see `conditions`."""
+        latent: Tensor = self.spread(self.encoder(images, conditions)) * self._base_gain(
+            self.base_gain, images.shape[-2:], conditions
+        )
         return latent
 
-    def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
-        """See `Codec.synthesis`; the features are `[batch, 3 P, h, w]`: estimates, and their share of the energy.
+    def synthesis(self, features: Tensor, conditions: Tensor, base: Tensor | None = None) -> Tensor:
+        """See `Codec.synthesis`; differences from a base, at half of unit contrast, `[batch, 3, height, width]`.
 
-        The conditions are those of the encoder and the scale [10 dB], `[batch, 3]`. Without the image's mean colour.
+        Args:
+            features: `[batch, 3 P, h, w]`: estimates of symbols, and their share of the energy.
+            conditions: Those of the encoder and the scale [10 dB], `[batch, 5]`.
+            base: In [-1, 1], `[batch, 3, height, width]`; None: grey.
         """
-        estimates = self.gather(features[:, : 2 * self.pairs])
-        images: Tensor = self.decoder(torch.cat([estimates, features[:, 2 * self.pairs :]], 1), conditions)
+        height, width = (self.stride * size for size in features.shape[-2:])
+        if base is None:
+            base = features.new_zeros(len(features), 3, height, width)
+        estimates = features[:, : 2 * self.pairs] * self._base_gain(self.base_loss, (height, width), conditions)
+        received = torch.cat([self.gather(estimates), features[:, 2 * self.pairs :]], 1)
+        images: Tensor = self.decoder(received, conditions, base)
         return images
 
-    def conditions(self, snr_db: Tensor, uses: Tensor, image_shape: Sequence[int]) -> Tensor:
-        """SNR and bandwidth ratio as the networks see them, about -1 to 1, `[batch, 2]`."""
+    def _base_gain(self, gain: Tensor, size: Sequence[int], conditions: Tensor) -> Tensor:
+        """Gains of latents that refine a compressed base over those of other latents, `[batch, 2 P, h, w]`."""
+        height, width = (side // self.stride for side in size)
+        tiles = gain.repeat(1, -(-height // gain.shape[1]), -(-width // gain.shape[2]))[:, :height, :width]
+        return (conditions[:, 3, None, None, None] * tiles).exp()
+
+    def conditions(
+        self, snr_db: Tensor, uses: Tensor, image_shape: Sequence[int], contrast: Tensor, refines: Tensor
+    ) -> Tensor:
+        """SNR, bandwidth ratio, contrast and whether a base is refined, as networks see them, `[batch, 4]`."""
         ratio = uses / (source_values((image_shape[0], image_shape[1], image_shape[2])) * float(self.max_ratio))
         snr = snr_db.float().clamp(LOWEST_SNR_DB, HIGHEST_SNR_DB) / 10 - 1
-        return torch.stack([snr, 1 + ratio.float().clamp(min=1e-3).log2()], 1)
+        ratio = 1 + ratio.float().clamp(min=1e-3).log2()
+        return torch.stack([snr, ratio, 1 + contrast.log10(), refines], 1)
+
+
+def told(value: Tensor, bits: int, lowest_db: float, highest_db: float) -> Tensor:
+    """Positive values as side information tells them, in equal steps of a range [dB] at whose ends they are cut."""
+    step = (highest_db - lowest_db) / (2**bits - 1)
+    decibel = 20 * value.float().clamp(min=1e-9).log10().clamp(lowest_db / 20, highest_db / 20)
+    rounded: Tensor = 10 ** ((((decibel - lowest_db) / step).round() * step + lowest_db) / 20)
+    return rounded
 
 
 class GatedBlock(nn.Module):
@@ -195,7 +284,7 @@ class _Trunk(nn.Module):
 
 
 class _Encoder(nn.Module):
-    """Images `[batch, 3, H, W]` to latents `[batch, channels, H/8, W/8]`."""
+    """Differences and bases `[batch, 6, H, W]` to latents of differences `[batch, channels, H/8, W/8]`."""
 
     def __init__(
         self, channels: int, widths: Sequence[int], depths: Sequence[int], kernel: int, conditioning: int
@@ -203,8 +292,8 @@ class _Encoder(nn.Module):
         super().__init__()
         fine, coarse = widths
         self.depth = depths[0]
-        self.stem = nn.Linear(48, fine)
-        self.trunk = _Trunk([fine] * depths[0] + [coarse] * depths[1], kernel, 2, conditioning)
+        self.stem = nn.Linear(96, fine)
+        self.trunk = _Trunk([fine] * depths[0] + [coarse] * depths[1], kernel, 4, conditioning)
         self.down = nn.Linear(4 * fine, coarse)
         self.head = _zero(nn.Linear(coarse, 2 * channels))
         self.linear = nn.Linear(192, channels)
@@ -216,8 +305,8 @@ class _Encoder(nn.Module):
     def forward(self, images: Tensor, conditions: Tensor) -> Tensor:
         embedded = self.trunk.embed(conditions)
         modulations = self.trunk.modulations(embedded)
-        pixels = (2 * images - 1).permute(0, 2, 3, 1)
-        linear = self.linear(_to_patches(pixels, 8)) * self.gain(embedded).exp()[:, None, None]
+        pixels = images.permute(0, 2, 3, 1)
+        linear = self.linear(_to_patches(pixels[..., :3], 8)) * self.gain(embedded).exp()[:, None, None]
         x = self.stem(_to_patches(pixels, 4))
         for i, block in enumerate(self.trunk.blocks):
             if i == self.depth:
@@ -229,7 +318,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """Received latents `[batch, channels, H/8, W/8]` to images `[batch, 3, H, W]`."""
+    """Received latents `[batch, channels, H/8, W/8]` and bases to differences from these, `[batch, 3, H, W]`."""
 
     def __init__(
         self, channels: int, widths: Sequence[int], depths: Sequence[int], kernel: int, conditioning: int
@@ -237,30 +326,31 @@ class _Decoder(nn.Module):
         super().__init__()
         fine, coarse = widths
         self.depth = depths[1]
-        self.stem = nn.Linear(channels, coarse)
-        self.trunk = _Trunk([coarse] * depths[1] + [fine] * depths[0], kernel, 3, conditioning)
+        self.stem = nn.Linear(channels + 192, coarse)
+        self.trunk = _Trunk([coarse] * depths[1] + [fine] * depths[0], kernel, 5, conditioning)
         self.up = nn.Linear(coarse, 4 * fine)
         self.head = _zero(nn.Conv2d(fine, 48, 3, padding=1))
         self.latents = channels // 3 * 2
         self.weight = _zero(nn.Linear(coarse, self.latents))
         self.linear = nn.Linear(self.latents, 192)
-        self.refine = nn.Linear(48, fine)
+        self.refine = nn.Linear(96, fine)
         with torch.no_grad():
             self.linear.weight.copy_(linear_start(self.latents)[1])
             self.linear.bias.zero_()
 
-    def forward(self, features: Tensor, conditions: Tensor) -> Tensor:
+    def forward(self, features: Tensor, conditions: Tensor, base: Tensor) -> Tensor:
         modulations = self.trunk.modulations(self.trunk.embed(conditions))
         received = features.permute(0, 2, 3, 1)
-        x = self.stem(received)
+        known = base.permute(0, 2, 3, 1)
+        x = self.stem(torch.cat([received, _to_patches(known, 8).to(received)], -1))
         for i, block in enumerate(self.trunk.blocks):
             if i == self.depth:
                 linear = self.linear(received[..., : self.latents] * (1 + self.weight(_normalise(x))))
                 image = _from_patches(linear, 8)
-                x = _from_patches(self.up(x), 2) + self.refine(_to_patches(image, 4))
+                x = _from_patches(self.up(x), 2) + self.refine(_to_patches(torch.cat([image, known.to(image)], -1), 4))
             x = block(x, modulations[i])
         x = self.head(_normalise(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return (0.5 + 0.5 * (image.float() + _from_patches(x, 4))).permute(0, 3, 1, 2)
+        return (image.float() + _from_patches(x, 4)).permute(0, 3, 1, 2)
 
 
 def _normalise(x: Tensor) -> Tensor:

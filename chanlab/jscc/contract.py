@@ -240,12 +240,15 @@ class Transmission:
         used: Which symbols are sent, bool `[batch, k]`.
         side_bits: What the receiver must know besides the symbols (a rate, a mask, a scale) [bit], float `[batch]`.
         side: What of that isn't the mask, as the codec's decoder takes it, float `[batch, values]`, or None.
+        base_uses: Channel uses of what a digital link brings in the same frame (a compressed image, part of `side`),
+            int64 `[batch]`, or None.
     """
 
     symbols: Tensor
     used: Tensor
     side_bits: Tensor
     side: Tensor | None = None
+    base_uses: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_symbols(self.symbols, self.used)
@@ -268,7 +271,7 @@ class Transmission:
         return energy / self.used.sum(1).clamp(min=1)
 
     def uses(self, snr_db: Tensor | float, gap_db: float = SIDE_GAP_DB) -> Tensor:
-        """Symbols of each image: those sent, and those of the side information; without pilots.
+        """Symbols of each image: those sent, those of the side information and of a base; without pilots.
 
         They are its channel uses where a channel use carries one symbol; `Received.uses` tells them for any channel.
 
@@ -279,7 +282,8 @@ class Transmission:
         Returns:
             Int64 `[batch]`.
         """
-        return self.used.sum(1) + side_information_uses(self.side_bits, per_image(snr_db, self.symbols), gap_db)
+        uses = self.used.sum(1) + side_information_uses(self.side_bits, per_image(snr_db, self.symbols), gap_db)
+        return uses if self.base_uses is None else uses + self.base_uses
 
 
 @dataclass(frozen=True)
