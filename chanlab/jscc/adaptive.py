@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, cast
@@ -11,19 +12,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from chanlab.errors import UsageError
+from chanlab.jscc.allocation import LEVELS, STEP_DB, ActivityMap, symbol_order
 from chanlab.jscc.bases import Base, mean_colour
 from chanlab.jscc.codec import Codec, Ratio, check_images
 from chanlab.jscc.contract import (
     Received,
     Transmission,
     normalise_power,
+    pair_iq,
     per_image,
     power_scale,
     side_information_uses,
     source_values,
 )
 from chanlab.jscc.depthwise import depthwise
-from chanlab.jscc.latents import LatentTransform, linear_start
+from chanlab.jscc.latents import LatentTransform, latent_deviation_db, linear_start
 
 if TYPE_CHECKING:
     from chanlab.jscc.base_layer import BaseLayer
@@ -34,6 +37,10 @@ CONTRAST_BITS, LOWEST_CONTRAST_DB = 7, -60.0
 """The same of an image's contrast, whose range ends at 0 dB."""
 MOST_OF_A_BASE = 0.95
 """Share of the channel uses that a base layer may take in training."""
+MOST_SYMBOLS = 2
+"""Most symbols of a latent position, over those that there are on average at the highest bandwidth ratio."""
+MEANS = 2
+"""Complex channels that hold means of blocks, from the first on; see `linear_start`."""
 LOWEST_SNR_DB, HIGHEST_SNR_DB = -10.0, 30.0
 """Range of SNR that conditions are clipped to [dB]; recipes train on 0 to 20 dB."""
 
@@ -48,18 +55,20 @@ class AdaptiveJSCC(Codec):
     - A linear path, blocks of 8 x 8 pixels to latents and back, stands beside the networks, which weigh its latents and
       add to them. It starts as analogue transmission of DCT coefficients (`linear_start`), they start at zero: training
       begins with a codec that works, and learns where to spend power.
-    - Latents of neighbouring blocks are alike: a further DCT over 4 x 4 of them (`LatentTransform`) sends each of its
+    - Means of neighbouring blocks are alike: a further DCT over 4 x 4 of them (`LatentTransform`) sends each of its
       coefficients at a gain of its own. Convolutions, which treat all positions alike, couldn't.
+    - A map of local activity, coded and counted as side information (`ActivityMap`), decides where symbols go: busy
+      blocks get up to twice as many as there are on average, even ones few (`symbol_order`).
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
       decoder is told the mean SNR after equalisation, and by the same way the power's scale.
     - What is sent is the difference from a base that the receiver has, brought to unit contrast. Without more the base
       is the image's mean colour. It can be a compressed image (`chanlab.jscc.bases`), sent by a digital link in a part
       of the channel uses: a hybrid of digital and analogue transmission, whose symbols refine what the file left out,
       and still gain where the channel is better than the link asks for. Both sides see the base.
-    - 41 bits of side information, counted, tell the mean colour, or how long a compressed base is, the contrast, and
-      the scale that brings symbols to unit power: no power is spent on what a few bits can say.
-    - Latent channels are ordered: the network is trained on prefixes of several lengths, so that a lower bandwidth
-      ratio is a prefix, and the first symbols carry what matters most.
+    - 41 bits of side information beside the map tell the mean colour, or how long a compressed base is, the contrast,
+      and the scale that brings symbols to unit power: no power is spent on what a few bits can say.
+    - Latents are ordered: the network is trained on prefixes of several lengths, so that a lower bandwidth ratio is a
+      prefix, and the first symbols carry what matters most.
     - The decoder gets each symbol's linear minimum mean square error estimate and the share of its energy that isn't
       noise, 1 / (1 + N0): faded symbols count less, unsent ones nothing.
 
@@ -69,6 +78,7 @@ class AdaptiveJSCC(Codec):
         depths: Blocks at each, on each side.
         kernel: Of depthwise convolutions, odd.
         conditioning: Width of the features of SNR and ratio.
+        block: Height and width of the blocks of the map of activity, a multiple of 8 [pixel].
         base: Image codec of base layers in evaluation (`avif`), over AWGN; None: mean colours.
         shares: Shares of the channel uses that are tried for a base.
 
@@ -76,6 +86,8 @@ class AdaptiveJSCC(Codec):
         base_layer: Finds base layers; None without.
     """
 
+    ranks: Tensor
+    always: Tensor
     side_bits = 1 + 3 * 8 + SCALE_BITS + CONTRAST_BITS
     tells_bases = True
 
@@ -86,6 +98,7 @@ class AdaptiveJSCC(Codec):
         depths: Sequence[int] = (3, 4),
         kernel: int = 5,
         conditioning: int = 24,
+        block: int = 16,
         base: str | None = None,
         shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85),
     ) -> None:
@@ -99,11 +112,17 @@ class AdaptiveJSCC(Codec):
             from chanlab.jscc.base_layer import BaseLayer
 
             self.base_layer = BaseLayer(base, shares)
-        self.spread = LatentTransform(2 * self.pairs)
-        self.gather = LatentTransform(2 * self.pairs, inverse=True)
+        if block < 8 or block % 8:
+            raise UsageError(f"the map of activity has blocks of a multiple of 8 pixels, not {block}.")
+        self.pairs *= MOST_SYMBOLS
+        self.map = ActivityMap(block)
+        self.spread = LatentTransform(2 * MEANS)
+        self.gather = LatentTransform(2 * MEANS, inverse=True)
         # What a compressed base leaves is about as strong in all coefficients: no gains to begin with.
         self.base_gain = nn.Parameter(-self.spread.gain.detach())
         self.base_loss = nn.Parameter(-self.gather.gain.detach())
+        self.register_buffer("ranks", latent_deviation_db(self.pairs) / STEP_DB, persistent=False)
+        self.register_buffer("always", torch.arange(self.pairs) < MEANS, persistent=False)
         self.encoder = _Encoder(2 * self.pairs, widths, depths, kernel, conditioning)
         self.decoder = _Decoder(3 * self.pairs, widths, depths, kernel, conditioning)
 
@@ -125,17 +144,21 @@ class AdaptiveJSCC(Codec):
         if base is None and self.base_layer is not None and not self.training:
             base = self.base_layer.best(self, images, snr_db, ratio)
         image, taken = self._base(images, base, snr_db, ratio)
-        width, uses, bits = self.budget(images, snr_db, ratio, taken)
         difference = images.float() - image
         contrast = told(difference.square().mean((1, 2, 3)).sqrt(), CONTRAST_BITS, LOWEST_CONTRAST_DB, 0.0)
+        difference = self.pad(difference / contrast[:, None, None, None])
+        levels = self.map.levels(difference)
+        width, uses, bits = self.budget(images, snr_db, ratio, self.map.bits(levels), taken)
         refines = (taken > 0).float()
         conditions = self.conditions(snr_db, uses, images.shape[1:], contrast, refines)
-        inputs = torch.cat([self.pad(difference / contrast[:, None, None, None]) / 2, self.pad(image) * 2 - 1], 1)
-        symbols, used = self.symbols(self.analysis(inputs, conditions), width, uses)
+        inputs = torch.cat([difference / 2, self.pad(image) * 2 - 1], 1)
+        latent = pair_iq(self.analysis(inputs, conditions, levels))
+        symbols = latent.gather(1, self.order(levels, images.shape[1:])[:, :width])
+        used = torch.arange(width, device=uses.device) < uses[:, None]
         scale = power_scale(symbols, used, self.convention).expand(len(images))
         if not self.training:
             scale = told(scale, SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
-        side = torch.cat([torch.stack([scale, contrast, refines], 1), image.flatten(1)], 1)
+        side = torch.cat([torch.stack([scale, contrast, refines], 1), levels.flatten(1), image.flatten(1)], 1)
         return Transmission(normalise_power(symbols, used, self.convention), used, bits, side, taken)
 
     def _base(
@@ -163,51 +186,82 @@ class AdaptiveJSCC(Codec):
         used = received.used
         share = torch.where(used, received.power / (received.power + received.noise_variance), 0.0)
         side = received.side
-        if side is None:  # as if it were grey, its scale 1 and its contrast 1/4
+        blocks = self.map.shape(image_shape[1], image_shape[2])
+        if side is None:  # as if it were grey, its scale 1, its contrast 1/4, and all of it as busy
             told = torch.tensor([received.power**0.5, 0.25, 0.0], device=share.device).expand(len(share), -1)
+            levels = torch.full((len(share), *blocks), LEVELS - 2, device=share.device)
             base = torch.full((len(share), *image_shape), 0.5, device=share.device)
         else:
-            told, base = side[:, :3], side[:, 3:].reshape(-1, *image_shape)
+            told, levels, base = side.split([3, math.prod(blocks), math.prod(image_shape)], 1)
+            levels, base = levels.long().view(-1, *blocks), base.view(-1, *image_shape)
         power, contrast, refines = told.unbind(1)
+        order = self.order(levels, image_shape)[:, : used.shape[1]]
         scale = share / (received.gain.clamp(min=1e-6) * power[:, None])
         values = (scale * received.symbols.real, scale * received.symbols.imag, share)
-        features = torch.cat([self.latent(value, image_shape) for value in values], 1)
+        grid = (self.pairs, *self.grid(image_shape))
+        unsent = share.new_zeros(len(share), math.prod(grid))
+        features = torch.cat([unsent.scatter(1, order, value).view(-1, *grid) for value in values], 1)
         uses = used.sum(1)
         snr_db = torch.where(used, received.symbol_snr_db, 0.0).sum(1) / uses
         conditions = self.conditions(snr_db, uses, image_shape, contrast, refines)
         conditions = torch.cat([conditions, 2 * (power[:, None] / received.power**0.5).log10() - 1], 1)
         padded = self.pad(base)
-        images = padded + 2 * contrast[:, None, None, None] * self.synthesis(features, conditions, padded * 2 - 1)
-        return self.crop(images, image_shape)
+        difference = self.synthesis(features, conditions, padded * 2 - 1, levels)
+        return self.crop(padded + 2 * contrast[:, None, None, None] * difference, image_shape)
 
-    def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
-        """See `Codec.analysis`; images are differences and bases, `[batch, 6, height, width]`; see `conditions`."""
-        latent: Tensor = self.spread(self.encoder(images, conditions)) * self._base_gain(
-            self.base_gain, images.shape[-2:], conditions
-        )
-        return latent
+    def order(self, levels: Tensor, image_shape: Sequence[int]) -> Tensor:
+        """Which latents an image's symbols are, as both sides know it from the map; see `symbol_order`."""
+        height, width = self.grid((image_shape[0], image_shape[1], image_shape[2]))
+        cells = self.map.block // self.stride
+        positions = levels.repeat_interleave(cells, 1).repeat_interleave(cells, 2)[:, :height, :width]
+        return symbol_order(positions, self.ranks, self.always)
 
-    def synthesis(self, features: Tensor, conditions: Tensor, base: Tensor | None = None) -> Tensor:
+    def analysis(self, images: Tensor, conditions: Tensor, levels: Tensor | None = None) -> Tensor:
+        """See `Codec.analysis`.
+
+        Args:
+            images: Differences at half of unit contrast, and bases in [-1, 1], `[batch, 6, height, width]`.
+            conditions: See `conditions`.
+            levels: Of the map of activity, int64 `[batch, rows, columns]`; None: of these images.
+        """
+        if levels is None:
+            levels = self.map.levels(2 * images[:, :3])
+        activity = self.map.activity(levels, 4, images.shape[2] // 4, images.shape[3] // 4)
+        return self._means(self.encoder(images, conditions, activity), conditions, self.spread, self.base_gain)
+
+    def synthesis(
+        self, features: Tensor, conditions: Tensor, base: Tensor | None = None, levels: Tensor | None = None
+    ) -> Tensor:
         """See `Codec.synthesis`; differences from a base, at half of unit contrast, `[batch, 3, height, width]`.
 
         Args:
             features: `[batch, 3 P, h, w]`: estimates of symbols, and their share of the energy.
             conditions: Those of the encoder and the scale [10 dB], `[batch, 5]`.
             base: In [-1, 1], `[batch, 3, height, width]`; None: grey.
+            levels: See `analysis`; None: the same everywhere.
         """
-        height, width = (self.stride * size for size in features.shape[-2:])
+        h, w = features.shape[-2:]
+        height, width = self.stride * h, self.stride * w
         if base is None:
             base = features.new_zeros(len(features), 3, height, width)
-        estimates = features[:, : 2 * self.pairs] * self._base_gain(self.base_loss, (height, width), conditions)
-        received = torch.cat([self.gather(estimates), features[:, 2 * self.pairs :]], 1)
-        images: Tensor = self.decoder(received, conditions, base)
+        if levels is None:
+            shape = (len(features), *self.map.shape(height, width))
+            levels = torch.full(shape, LEVELS - 2, device=features.device)
+        estimates = self._means(features[:, : 2 * self.pairs], conditions, self.gather, self.base_loss)
+        received = torch.cat([estimates, features[:, 2 * self.pairs :]], 1)
+        images: Tensor = self.decoder(received, conditions, base, self.map.activity(levels, self.stride, h, w))
         return images
 
-    def _base_gain(self, gain: Tensor, size: Sequence[int], conditions: Tensor) -> Tensor:
-        """Gains of latents that refine a compressed base over those of other latents, `[batch, 2 P, h, w]`."""
-        height, width = (side // self.stride for side in size)
+    def _means(self, latent: Tensor, conditions: Tensor, transform: LatentTransform, gain: Tensor) -> Tensor:
+        """Latents whose channels of block means are transformed; `gain` is that of images that refine a base."""
+        in_phase, quadrature = latent.chunk(2, 1)
+        means = torch.cat([in_phase[:, :MEANS], quadrature[:, :MEANS]], 1)
+        height, width = means.shape[-2:]
         tiles = gain.repeat(1, -(-height // gain.shape[1]), -(-width // gain.shape[2]))[:, :height, :width]
-        return (conditions[:, 3, None, None, None] * tiles).exp()
+        more = (conditions[:, 3, None, None, None] * tiles).exp()
+        means = transform(means * more) if transform.inverse else transform(means) * more
+        left, right = means.chunk(2, 1)
+        return torch.cat([left, in_phase[:, MEANS:], right, quadrature[:, MEANS:]], 1)
 
     def conditions(
         self, snr_db: Tensor, uses: Tensor, image_shape: Sequence[int], contrast: Tensor, refines: Tensor
@@ -292,28 +346,29 @@ class _Encoder(nn.Module):
         super().__init__()
         fine, coarse = widths
         self.depth = depths[0]
-        self.stem = nn.Linear(96, fine)
+        self.stem = nn.Linear(97, fine)
         self.trunk = _Trunk([fine] * depths[0] + [coarse] * depths[1], kernel, 4, conditioning)
         self.down = nn.Linear(4 * fine, coarse)
         self.head = _zero(nn.Linear(coarse, 2 * channels))
         self.linear = nn.Linear(192, channels)
         self.gain = _zero(nn.Linear(conditioning, channels))
+        self.compand = nn.Parameter(-_compand(channels))
         with torch.no_grad():
             self.linear.weight.copy_(linear_start(channels)[0])
             self.linear.bias.zero_()
 
-    def forward(self, images: Tensor, conditions: Tensor) -> Tensor:
+    def forward(self, images: Tensor, conditions: Tensor, activity: Tensor) -> Tensor:
         embedded = self.trunk.embed(conditions)
         modulations = self.trunk.modulations(embedded)
         pixels = images.permute(0, 2, 3, 1)
         linear = self.linear(_to_patches(pixels[..., :3], 8)) * self.gain(embedded).exp()[:, None, None]
-        x = self.stem(_to_patches(pixels, 4))
+        x = self.stem(torch.cat([_to_patches(pixels, 4), activity[..., None].to(pixels)], -1))
         for i, block in enumerate(self.trunk.blocks):
             if i == self.depth:
                 x = self.down(_to_patches(x, 2))
             x = block(x, modulations[i])
         weight, added = self.head(_normalise(x)).chunk(2, -1)
-        latent: Tensor = linear * (1 + weight) + added
+        latent: Tensor = (linear * (1 + weight) + added) * _companded(self.compand, activity[:, ::2, ::2])
         return latent.permute(0, 3, 1, 2)
 
 
@@ -326,7 +381,7 @@ class _Decoder(nn.Module):
         super().__init__()
         fine, coarse = widths
         self.depth = depths[1]
-        self.stem = nn.Linear(channels + 192, coarse)
+        self.stem = nn.Linear(channels + 192 + 1, coarse)
         self.trunk = _Trunk([coarse] * depths[1] + [fine] * depths[0], kernel, 5, conditioning)
         self.up = nn.Linear(coarse, 4 * fine)
         self.head = _zero(nn.Conv2d(fine, 48, 3, padding=1))
@@ -334,23 +389,39 @@ class _Decoder(nn.Module):
         self.weight = _zero(nn.Linear(coarse, self.latents))
         self.linear = nn.Linear(self.latents, 192)
         self.refine = nn.Linear(96, fine)
+        self.expand = nn.Parameter(_compand(self.latents))
         with torch.no_grad():
             self.linear.weight.copy_(linear_start(self.latents)[1])
             self.linear.bias.zero_()
 
-    def forward(self, features: Tensor, conditions: Tensor, base: Tensor) -> Tensor:
+    def forward(self, features: Tensor, conditions: Tensor, base: Tensor, activity: Tensor) -> Tensor:
         modulations = self.trunk.modulations(self.trunk.embed(conditions))
         received = features.permute(0, 2, 3, 1)
         known = base.permute(0, 2, 3, 1)
-        x = self.stem(torch.cat([received, _to_patches(known, 8).to(received)], -1))
+        inputs = [received, _to_patches(known, 8).to(received), activity[..., None].to(received)]
+        x = self.stem(torch.cat(inputs, -1))
         for i, block in enumerate(self.trunk.blocks):
             if i == self.depth:
-                linear = self.linear(received[..., : self.latents] * (1 + self.weight(_normalise(x))))
+                estimates = received[..., : self.latents] * _companded(self.expand, activity)
+                linear = self.linear(estimates * (1 + self.weight(_normalise(x))))
                 image = _from_patches(linear, 8)
                 x = _from_patches(self.up(x), 2) + self.refine(_to_patches(torch.cat([image, known.to(image)], -1), 4))
             x = block(x, modulations[i])
         x = self.head(_normalise(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return (image.float() + _from_patches(x, 4)).permute(0, 3, 1, 2)
+
+
+def _compand(channels: int) -> Tensor:
+    """Exponents with which latents follow activity: σ^(1/2), best for linear receivers; means don't follow it."""
+    half = torch.full((channels // 2,), 0.5)
+    half[:MEANS] = 0.0
+    return half.repeat(2)
+
+
+def _companded(exponents: Tensor, activity: Tensor) -> Tensor:
+    """Gains of latents `[batch, h, w, channels]` where the activity is `[batch, h, w]`, see `ActivityMap.activity`."""
+    decibel = (LEVELS - 1) * STEP_DB / 2
+    return (activity[..., None] * (math.log(10) / 20 * decibel * exponents)).exp()
 
 
 def _normalise(x: Tensor) -> Tensor:

@@ -114,7 +114,12 @@ class Codec(nn.Module):
         return F.pad(images, (0, width, 0, height), mode="replicate") if height or width else images
 
     def budget(
-        self, images: Tensor, snr_db: Tensor, ratio: Ratio | None, taken: Tensor | None = None
+        self,
+        images: Tensor,
+        snr_db: Tensor,
+        ratio: Ratio | None,
+        more_bits: Tensor | float = 0.0,
+        taken: Tensor | float = 0,
     ) -> tuple[int, Tensor, Tensor]:
         """Width of a transmission, the symbols that each image sends, int64 `[batch]`, and its side information [bit].
 
@@ -122,6 +127,7 @@ class Codec(nn.Module):
             images: `[batch, 3, height, width]`.
             snr_db: `[batch]` [dB].
             ratio: See `encode`.
+            more_bits: Side information beside `side_bits` and the rate, `[batch]` [bit].
             taken: Channel uses of an image that are spent already, int64 `[batch]`.
 
         Raises:
@@ -135,9 +141,9 @@ class Codec(nn.Module):
                     f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
                 )
             bits = self.side_bits + (0 if self.training else math.ceil(math.log2(most)))
-            side = torch.full_like(ratio, bits, dtype=torch.float32)
+            side = torch.full_like(ratio, bits, dtype=torch.float32) + more_bits
             uses = torch.floor(ratio * source_values(shape) + 1e-6).long()
-            sent = uses.clamp(max=most) - side_information_uses(side, snr_db) - (0 if taken is None else taken)
+            sent = uses.clamp(max=most) - side_information_uses(side, snr_db) - taken
             if not self.training:  # that would wait for the device
                 self._check_budget(ratio, uses, sent, most)
             return most, sent, side
@@ -146,10 +152,9 @@ class Codec(nn.Module):
             raise UsageError(
                 f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
             )
-        side = images.new_full((len(images),), self.side_bits)
+        side = images.new_full((len(images),), self.side_bits, dtype=torch.float32) + more_bits
         uses = torch.full((len(images),), width, device=images.device)
-        sent = uses - side_information_uses(side, snr_db) if self.side_bits else uses
-        sent = sent if taken is None else sent - taken
+        sent = uses - side_information_uses(side, snr_db) - taken if self.side_bits else uses
         captured = images.is_cuda and torch.cuda.is_current_stream_capturing()  # a check would wait for the device
         if self.side_bits and not self.training and not captured:
             self._check_budget(uses / source_values(shape), uses, sent, most)
