@@ -135,24 +135,31 @@ def _waterfall(mcs: Mcs, uses: int, link: LdpcQam) -> tuple[float, float, int] |
 @functools.lru_cache(1 << 16)
 def _least_uses(mcs: Mcs, bits: int) -> int:
     """The fewest uses whose transport block has at least so many bits; sizes grow with the uses."""
-    target = bits / mcs.efficiency
-    low, high = int(0.9 * target - 40 / mcs.efficiency), int(1.1 * target + 40 / mcs.efficiency) + 1
+    low, high = (int((scale * bits + offset) / mcs.efficiency) for scale, offset in ((0.9, -40), (1.1, 60)))
     low = max(low, 0)
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _block_size(mcs, middle) >= bits else (middle, high)
+        tried = torch.linspace(low + 1, high - 1, min(high - low - 1, 64), dtype=torch.float64).long()
+        index = int((_block_sizes(mcs, tried) < bits).sum())
+        low, high = (int(tried[index - 1]) if index else low, int(tried[index]) if index < len(tried) else high)
     return high
 
 
 @functools.lru_cache(1 << 18)
 def _block_size(mcs: Mcs, uses: int) -> int:
-    """Bits of a transport block, also where the code can't be sent (TS 38.214, 5.1.3.2); 0 for less than the least."""
+    return int(_block_sizes(mcs, torch.tensor([uses]))[0])
+
+
+def _block_sizes(mcs: Mcs, uses: Tensor) -> Tensor:
+    """Bits of transport blocks, also where the code can't be sent (TS 38.214, 5.1.3.2); 0 for less than the least."""
     coded = uses * mcs.bits_per_symbol
-    if mcs.code_rate * coded < 32:
-        return 0
-    return int(
-        phy("nr.utils").calculate_tb_size(mcs.bits_per_symbol, mcs.code_rate, num_coded_bits=coded, device="cpu")[0]
-    )
+    sizes: Tensor = phy("nr.utils").calculate_tb_size(
+        torch.full_like(coded, mcs.bits_per_symbol),
+        mcs.code_rate,
+        num_coded_bits=coded,
+        return_cw_length=False,
+        device="cpu",
+    )[0]
+    return sizes.where(mcs.code_rate * coded >= 32, 0)
 
 
 def _index_uses(snr_db: float) -> int:
