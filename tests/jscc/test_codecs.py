@@ -119,7 +119,7 @@ def test_any_image_size_at_exactly_k_symbols(name, shape, ratio):
     sent = codec.encode(images, snr)
     k = math.floor(ratio * 3 * shape[0] * shape[1])
     assert sent.symbols.shape == (2, k)
-    side = side_information_uses(torch.full((2,), float(codec.side_bits)), snr)
+    side = side_information_uses(sent.side_bits, snr)
     assert (name == "adaptive") == (side.sum() > 0)
     assert sent.used.sum(1).tolist() == (k - side).tolist()
     assert sent.uses(snr).tolist() == [k, k]
@@ -176,15 +176,15 @@ def test_a_rate_per_image_is_told_and_counted():
     ratio = torch.tensor([1 / 24, 1 / 12, 1 / 6], dtype=torch.float64)
     sent = codec.encode(images, snr, ratio)
     n = 3 * 48 * 40
-    assert sent.side_bits.tolist() == [codec.side_bits + math.ceil(math.log2(n // 6))] * 3
+    agreed = codec.encode(images, snr, Fraction(1, 12))
+    assert (agreed.side_bits > codec.side_bits).all()
+    torch.testing.assert_close(sent.side_bits, agreed.side_bits + math.ceil(math.log2(n // 6)))
     assert sent.uses(snr).tolist() == [n // 24, n // 12, n // 6]
     assert (sent.used.sum(1) < torch.tensor([n // 24, n // 12, n // 6])).all()
     assert (sent.symbols[~sent.used] == 0).all()
     torch.testing.assert_close(sent.power, torch.ones(3))
     first = sent.used.long().argmin(1)  # each a prefix
     assert (sent.used.sum(1)[:2] == first[:2]).all()
-    agreed = codec.encode(images, snr, Fraction(1, 12))
-    assert agreed.side_bits.tolist() == [codec.side_bits] * 3
     with pytest.raises(UsageError, match="float64"):
         codec.encode(images, snr, ratio.float())
 
@@ -214,8 +214,10 @@ def test_the_decoder_is_told_the_mean_snr_after_equalisation():
     codec.decoder.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1]))
     picture = codec.decode(received, (3, 32, 32))
     scale, contrast, refines = sent.side[:, :3].unbind(1)
-    expected = codec.conditions(torch.tensor([5.0]), sent.used.sum(1), (3, 32, 32), contrast, refines)
-    torch.testing.assert_close(seen[0][:, :4], expected)  # half at 0 dB, half at 10 dB
+    uses = sent.used.sum(1)
+    mean_db = 10 * (uses // 2) / uses  # every other one at 0 dB, the others at 10 dB
+    expected = codec.conditions(mean_db, uses, (3, 32, 32), contrast, refines)
+    torch.testing.assert_close(seen[0][:, :4], expected)
     torch.testing.assert_close(seen[0][:, 4], 2 * scale.log10() - 1)
     torch.testing.assert_close(codec.decode(replace(received, snr_db=snr + 10), (3, 32, 32)), picture)
 
@@ -247,7 +249,7 @@ def test_mean_colour_and_scale_are_told():
     images = torch.cat([image, image.mean((2, 3), keepdim=True) + colour + 0.4 * (image - image.mean((2, 3), True))])
     sent = codec.encode(images, snr)
     assert (sent.symbols[0].conj() * sent.symbols[1]).real.sum() / sent.used[0].sum() > 0.999  # but for rounded means
-    base = sent.side[:, 3:].view(2, 3, 32, 48)
+    base = sent.side[:, 3 + 2 * 3 :].view(2, 3, 32, 48)
     torch.testing.assert_close(base[..., 0, 0], images.mean((2, 3)), rtol=0.0, atol=0.5001 / 255)
     assert (base == base[..., :1, :1]).all()
     step, scale_step = -LOWEST_CONTRAST_DB / 127, (HIGHEST_SCALE_DB - LOWEST_SCALE_DB) / (2**SCALE_BITS - 1)
