@@ -252,10 +252,12 @@ class Engine:
             ids = torch.randint(len(self.data.crops("train")), (count,), device=self.device)
             images = self.data.to_batch(Request("train", self.drawn, ids))["image"]
         else:
-            images, base, num_bytes = self.pool.draw(count)
-            keep = torch.rand(count, device=self.device) < self.args.refining
-            uses = torch.where(keep, self.rate.uses(8 * num_bytes, snr), 0)
-            bases = list(zip(base.chunk(DRAWN), uses.chunk(DRAWN), strict=True))
+            which = torch.randint(len(self.pool), (count,), device=self.device)
+            flip, keep = torch.rand(2, count, device=self.device)
+            images, base = self.pool.take(which, flip < 0.5)
+            taken = self.rate.uses(8 * base.num_bytes, snr).ceil().clamp(max=2**30).long()
+            uses = torch.where(keep < self.args.refining, taken, 0)
+            bases = list(zip(base.image.chunk(DRAWN), uses.chunk(DRAWN), strict=True))
         self.drawn += 1
         ratios: list[Tensor] | list[None] = [None] * DRAWN
         if self.ratio is not None:
