@@ -340,7 +340,7 @@ MUTATIONS = (
     Mutation("many keys of a receiver merged", BINDING, " or gaussians >= RADIX_GAUSSIANS", ""),
     Mutation("sort that failed", LAUNCH, "            return code;\n", "            return 0;\n"),
     Mutation("sorted keys looked for where they came from", SORT, "*sorted = both.Current();", "*sorted = keys;"),
-    Mutation("signs of negative views lost", PROBLEM, "not x.is_neg() and not", "not"),
+    Mutation("signs of negative views lost", PROBLEM, "x.is_contiguous() and not x.is_neg()", "x.is_contiguous()"),
     Mutation("strides ignored", PROBLEM, "x if x.is_contiguous() and", "x if"),
     Mutation("panorama's other edge", PROBLEM, "lowest, _, start,", "_, lowest, start,"),
     Mutation("receivers alone get no gradient", OPERATOR, "poses = wanted[5] or wanted[6]", "poses = wanted[6]"),
