@@ -24,5 +24,5 @@ def pack_problem(asked: Asked, gaussians: int, receivers: int, channels: int) ->
 
 
 def laid_out(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous, with lazy negation (`is_neg`) carried out: what pointers show. Complex ones need `resolve_conj` too."""
+    """Contiguous, with lazy negation (`is_neg`) carried out: what pointers show. Complex ones are conjugated before."""
     return [x if x.is_contiguous() and not x.is_neg() else x.resolve_neg().contiguous() for x in tensors]
