@@ -20,6 +20,7 @@ from chanlab.jscc.separation.image_codecs import (
     find_codec,
 )
 from chanlab.jscc.separation.mcs import Mcs, TransportFormat, nr_mcs, transport_format
+from chanlab.jscc.separation.payload import PayloadRate, payload_uses
 from chanlab.jscc.separation.sweeps import System, sweep
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Offer",
     "OperatingPoint",
     "OutageCode",
+    "PayloadRate",
     "Separated",
     "Separation",
     "System",
@@ -47,6 +49,7 @@ __all__ = [
     "available_codecs",
     "find_codec",
     "nr_mcs",
+    "payload_uses",
     "separation",
     "sweep",
     "transport_format",
