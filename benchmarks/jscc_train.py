@@ -66,6 +66,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--bases", type=int, default=0, help="crops with AVIF base layers that ours also learns to refine (default: 0)"
     )
+    parser.add_argument("--make-bases", action="store_true", help="make these alone, on processors only")
     parser.add_argument("--refining", type=float, default=0.7, help="share of them that has its base (default: 0.7)")
     parser.add_argument("--steps", type=int, help="of every run; default: as runs that are there, or 8000")
     parser.add_argument("--minutes", type=float, help="of training altogether, from which --steps follows")
@@ -166,7 +167,7 @@ def base_pool(data: ImageDataModule, args: argparse.Namespace) -> BasePool:
     for epoch in range(-(-args.bases // len(ids))):
         images = data.to_batch(Request("train", epoch, ids[: args.bases - epoch * len(ids)]))["image"]
         cut.append((255 * images).round().to(torch.uint8))
-    return BasePool.make(torch.cat(cut), seed=args.seed, threads=os.cpu_count() or 1, progress=True)
+    return BasePool.make(torch.cat(cut), seed=args.seed, threads=os.cpu_count() or 1, folder=args.out / "bases")
 
 
 class Shelf:
@@ -263,6 +264,10 @@ def main(given: Sequence[str] | None = None) -> None:
     """Trains, evaluates, compares."""
     begin = time.perf_counter()
     args = arguments(given)
+    if args.make_bases:
+        pool = base_pool(photographs(args)["train"], args)
+        print(f"{len(pool)} crops with bases in {args.out / 'bases'}")
+        return
     if args.device.startswith("cuda"):
         torch.backends.cudnn.benchmark = True
         torch._dynamo.config.cache_size_limit = 64
@@ -276,12 +281,12 @@ def main(given: Sequence[str] | None = None) -> None:
     if todo and not args.evaluate:
         count = len(data["train"].crops("train").pixels)
         print(f"{count} training pictures after {time.perf_counter() - begin:.0f} s", flush=True)
-    pool: BasePool | None = None
+    bases: BasePool | None = None
     for arm in todo if not args.evaluate else []:
         if arm.architecture not in engines:
-            if args.bases and not arm.fixed_rate and pool is None:
-                pool = base_pool(data["train"], args)
-            engines[arm.architecture] = made = Engine(arm, data["train"], args, pool=pool)
+            if args.bases and not arm.fixed_rate and bases is None:
+                bases = base_pool(data["train"], args)
+            engines[arm.architecture] = made = Engine(arm, data["train"], args, pool=bases)
             memory = torch.cuda.max_memory_allocated() / 1e9 if made.cuda else 0.0
             print(
                 f"{arm.name}: {sum(p.numel() for p in made.weights)} parameters, {1 / made.seconds_per_step:.0f} "

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +26,7 @@ from chanlab.jscc.separation.rate_search import Compressed, RateSearch
 
 Pictures = npt.NDArray[np.uint8]
 """Red, green and blue, 0 to 255, `[picture, height, width, 3]`."""
+_CHUNK = 32  # pictures that a process takes at once
 Job = TypeVar("Job")
 Done = TypeVar("Done")
 
@@ -87,7 +91,7 @@ class CodedPictures(NamedTuple):
 class BaseCodec:
     """A conventional image codec that makes base layers, several pictures at a time.
 
-    Pillow's encoders and decoders let other threads run: so many pictures are coded at once as there are threads.
+    Many pictures are coded at once, by processes on Linux (`at_level`) or threads (`fitting`).
 
     Args:
         codec: Name of a codec of the separation baseline (`jpeg`, `jpeg2000`, `webp`, `avif`, `bpg`; containers
@@ -129,17 +133,16 @@ class BaseCodec:
             UsageError: If shapes or levels don't fit.
         """
         pictures = _check_pictures(pictures)
-        count, shape = len(pictures), (pictures.shape[1], pictures.shape[2])
+        count = len(pictures)
         level = _each("levels", levels, count, self.codec.levels)
         variant = _each("variants", variants, count, len(self.codec.variants))
         image, size = np.empty_like(pictures), np.empty(count, np.int64)
-
-        def code(i: int) -> None:
-            picture = np.ascontiguousarray(pictures[i])
-            data = self.codec.encode(picture, int(level[i]), self.codec.variants[int(variant[i])])
-            image[i], size[i] = self.codec.decode(data, shape), len(data)
-
-        self._threaded(code, range(count), progress)
+        parts = [np.arange(i, min(i + _CHUNK, count)) for i in range(0, count, _CHUNK)]
+        jobs = ((pictures[p], level[p], [self.codec.variants[v] for v in variant[p]]) for p in parts)
+        with tqdm(total=count, unit="picture", disable=not progress) as bar:
+            for part, coded in zip(parts, self._coded(jobs, len(parts)), strict=True):
+                image[part], size[part] = coded
+                bar.update(len(part))
         return CodedPictures(image, size)
 
     def within(self, picture: npt.NDArray[np.uint8], num_bytes: int) -> Compressed | None:
@@ -183,6 +186,23 @@ class BaseCodec:
     def forget(self) -> None:
         """Let go of what `within` has encoded."""
         self._searches.clear()
+
+    def _coded(self, jobs: Iterable[Job], count: int) -> Iterator[CodedPictures]:
+        """Chunks of pictures, by processes: what Python does around the coders would take turns in threads."""
+        work = functools.partial(_code, self.codec)
+        if self.threads < 2 or count < 2 or sys.platform != "linux":
+            yield from map(work, jobs)
+            return
+        _inherited[id(self)] = work  # processes are forked: codecs needn't be pickled
+        try:
+            with ProcessPoolExecutor(min(self.threads, count), get_context("fork")) as pool:
+                try:
+                    yield from pool.map(functools.partial(_inherit, id(self)), jobs)
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        finally:
+            del _inherited[id(self)]
 
     def _threaded(self, work: Callable[[Job], Done], jobs: Iterable[Job], progress: bool) -> None:
         held = list(jobs)
@@ -322,6 +342,23 @@ def pool_digest(images: Tensor, codec: ImageCodec, levels: tuple[int, int], seed
     digest = hashlib.sha256(repr(what).encode())
     digest.update(images.contiguous().numpy().data)
     return digest.hexdigest()
+
+
+_inherited: dict[int, Callable[[Any], CodedPictures]] = {}
+
+
+def _inherit(key: int, job: Any) -> CodedPictures:
+    return _inherited[key](job)
+
+
+def _code(codec: ImageCodec, job: tuple[Pictures, npt.NDArray[np.int64], list[str]]) -> CodedPictures:
+    pictures, levels, variants = job
+    shape = (pictures.shape[1], pictures.shape[2])
+    image, size = np.empty_like(pictures), np.empty(len(pictures), np.int64)
+    for i, (level, variant) in enumerate(zip(levels, variants, strict=True)):
+        data = codec.encode(np.ascontiguousarray(pictures[i]), int(level), variant)
+        image[i], size[i] = codec.decode(data, shape), len(data)
+    return CodedPictures(image, size)
 
 
 def _to_8_bits(images: Tensor) -> Tensor:
