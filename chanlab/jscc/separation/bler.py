@@ -198,7 +198,7 @@ def save_table(path: Path, curves: Sequence[Curve], origin: dict[str, Any]) -> N
 class BlerTable:
     """Block error rates looked up: interpolated in code rate and length, within a modulation and a base graph.
 
-    Where the base graph was measured with longer blocks alone (QPSK and 16-QAM just above rate 0.67), both graphs count.
+    Where a base graph was measured with longer blocks alone (QPSK and 16-QAM just above rate 0.67), both count.
 
     Mean and deviation of the probit line are linear in the code rate between measured ones and linear in K^(-1/2), as
     the normal approximation is. Below the errors that were measured (about 1 %) the line is extrapolated.
