@@ -1,6 +1,6 @@
 """Block error rates of 5G LDPC and QAM over AWGN, for the separation baseline of image transmission.
 
-Every modulation and coding scheme of TS 38.214 (tables 1, 2 and 4) that sionna.phy can encode, code blocks of five
+Every modulation and coding scheme of TS 38.214 (tables 1, 2 and 4) that sionna.phy can encode, code blocks of six
 lengths. Writes the table that `chanlab.jscc.separation` looks operating points up in, and a picture of its curves; a
 run that was stopped goes on where it was.
 """
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     """The script's arguments."""
     p = script_parser(__doc__, EXAMPLES)
     p.add_argument("--every", type=int, default=1, help="take one scheme of so many")
-    p.add_argument("--lengths", type=int, nargs="+", help="information bits of a block; a plan of five by default")
+    p.add_argument("--lengths", type=int, nargs="+", help="information bits of a block; a plan of six by default")
     p.add_argument("--rounds", type=int, default=8, help="rounds of each curve")
     p.add_argument("--blocks", type=int, default=16, help="blocks of a round")
     p.add_argument("--iterations", type=int, default=50, help="iterations of belief propagation")
@@ -110,7 +110,8 @@ def picture(table: Any) -> Any:
         )
     left.set_yscale("log")
     tidy(left, f"Code blocks of {longest} bits", "SNR [dB]", "block error rate")
-    styles = dict(zip(sorted({c.block_bits for c in table.curves}), (":", "-.", "--", (0, (6, 1)), "-"), strict=False))
+    dashes = (":", (0, (2, 1)), "-.", "--", (0, (6, 1)), "-")
+    styles = dict(zip(sorted({c.block_bits for c in table.curves}), dashes, strict=False))
     for order in orders:
         for length, style in styles.items():
             held = [c for c in table.curves if (c.bits_per_symbol, c.block_bits) == (order, length)]

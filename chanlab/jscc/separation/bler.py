@@ -24,9 +24,11 @@ from chanlab.link.decoding import block_errors, is_lost
 
 TABLE = Path(__file__).with_name("bler.json")
 """The table that is shipped; `python sims/ldpc_bler.py` makes it."""
-LENGTHS = {256: 1, 1024: 1, 3776: 2, 4608: 2, 8448: 1}
+LENGTHS = {256: 1, 304: 1, 1024: 1, 3776: 2, 4608: 2, 8448: 1}
 """Information bits (CRC included) of the code blocks that are measured: for each scheme, or for every second one of
-a modulation (and the last), where the longest block of base graph 2 and a shorter one of base graph 1 bend a line."""
+a modulation (and the last), where the longest block of base graph 2 and a shorter one of base graph 1 bend a line.
+Of the shortest of base graph 1, 304, only rates that have it."""
+_SHORTEST_GRAPH_1 = 304
 _TARGETS = (1.6, 0.4, 1.0, 2.0)  # measured where the fit has Q(z) errors: 5, 34, 16 and 2 %
 
 
@@ -178,6 +180,8 @@ def plan(every: int = 1, lengths: Sequence[int] | None = None) -> list[tuple[Mcs
             step = every * LENGTHS.get(length, 1)
             for i, mcs in enumerate(schemes):
                 codeword = round(length / mcs.code_rate / order) * order
+                if length == _SHORTEST_GRAPH_1 and base_graph(length, length / codeword) == 2:
+                    continue  # 256 has it
                 if (i % step == 0 or i == len(schemes) - 1) and can_encode(length, codeword):
                     held.append((mcs, length))
     return held
@@ -193,6 +197,8 @@ def save_table(path: Path, curves: Sequence[Curve], origin: dict[str, Any]) -> N
 
 class BlerTable:
     """Block error rates looked up: interpolated in code rate and length, within a modulation and a base graph.
+
+    Where a base graph was measured with longer blocks alone (QPSK and 16-QAM just above rate 0.67), both count.
 
     Mean and deviation of the probit line are linear in the code rate between measured ones and linear in K^(-1/2), as
     the normal approximation is. Below the errors that were measured (about 1 %) the line is extrapolated.
@@ -228,9 +234,12 @@ class BlerTable:
         rate = block_bits / codeword_bits
         same = [c for c in self.curves if c.bits_per_symbol == bits_per_symbol]
         graph = base_graph(block_bits, rate)
-        held = [c for c in same if c.graph == graph] or same
-        if not held:
+        if not same:
             raise UsageError(f"the table of block error rates has no modulation of {bits_per_symbol} bits.")
+        held = [c for c in same if c.graph == graph]
+        shortest = min(c.block_bits for c in same)
+        if not held or min(c.block_bits for c in held) > max(block_bits, shortest):
+            held = same
         by_length: dict[int, list[Curve]] = {}
         for curve in held:
             by_length.setdefault(curve.block_bits, []).append(curve)
