@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from chanlab.jscc.separation.payload import PayloadRate
 from jscc_arms import Arm, build
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from chanlab.jscc.bases import Base, BasePool
 from chanlab.jscc.depthwise import use_kernel
 from chanlab.jscc.images import ImageDataModule, Request
 from chanlab.jscc.module import parameter_groups, reconstruction_loss
+from chanlab.jscc.separation.payload import PayloadRate
 from chanlab.metrics import psnr
 from chanlab.schedule import warmup_cosine
 

@@ -161,9 +161,7 @@ class AdaptiveJSCC(Codec):
         side = torch.cat([torch.stack([scale, contrast, refines], 1), levels.flatten(1), image.flatten(1)], 1)
         return Transmission(normalise_power(symbols, used, self.convention), used, bits, side, taken)
 
-    def _base(
-        self, images: Tensor, base: Base | None, snr_db: Tensor, ratio: Ratio | None
-    ) -> tuple[Tensor, Tensor]:
+    def _base(self, images: Tensor, base: Base | None, snr_db: Tensor, ratio: Ratio | None) -> tuple[Tensor, Tensor]:
         """Bases as the receiver has them, and the channel uses that they take, int64 `[batch]`."""
         mean = mean_colour(images)[..., None, None].expand(-1, -1, *images.shape[2:])
         none = torch.zeros(len(images), dtype=torch.int64, device=images.device)

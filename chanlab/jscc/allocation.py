@@ -78,4 +78,3 @@ def symbol_order(levels: Tensor, ranks: Tensor, always: Tensor) -> Tensor:
     score = (ranks * _UNITS).round().long() + always * (4 * LEVELS * _UNITS)
     scores = score[:, None, None] + torch.where(always[:, None, None], 0, levels[:, None] * _UNITS)
     return scores.flatten(1).argsort(dim=1, descending=True, stable=True)
-

@@ -21,6 +21,7 @@ from chanlab.jscc.contract import channel_uses, side_information_uses
 if TYPE_CHECKING:
     from chanlab.jscc.adaptive import AdaptiveJSCC
 
+
 class BaseLayer:
     """Finds the base layer with which a codec sends an image best over AWGN, no base included.
 
@@ -34,7 +35,9 @@ class BaseLayer:
         error: Probability that a base is lost, at most.
     """
 
-    def __init__(self, codec: str = "avif", shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85), error: float = 1e-3) -> None:
+    def __init__(
+        self, codec: str = "avif", shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85), error: float = 1e-3
+    ) -> None:
         if not shares or not all(0 < share < 1 for share in shares):
             raise UsageError(f"shares lie between 0 and 1, not {list(shares)}.")
         from chanlab.jscc.separation.channel_codes import LdpcQam
