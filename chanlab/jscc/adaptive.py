@@ -175,7 +175,8 @@ class AdaptiveJSCC(Codec):
         if self.training:
             k_over_n = self.max_ratio if ratio is None else ratio
             limit = (k_over_n if isinstance(k_over_n, Tensor) else float(k_over_n)) * images[0].numel()
-            side = side_information_uses(taken.new_full(taken.shape, self.side_bits), snr_db)
+            blocks = math.prod(self.map.shape(images.shape[2], images.shape[3]))
+            side = side_information_uses(taken.new_full(taken.shape, self.side_bits + 4 * blocks), snr_db)
             taken = torch.where(taken < MOST_OF_A_BASE * limit - side, taken, 0)
         return torch.where((taken > 0)[:, None, None, None], base.image.float(), mean), taken
 
@@ -199,7 +200,7 @@ class AdaptiveJSCC(Codec):
         grid = (self.pairs, *self.grid(image_shape))
         unsent = share.new_zeros(len(share), math.prod(grid))
         features = torch.cat([unsent.scatter(1, order, value).view(-1, *grid) for value in values], 1)
-        uses = used.sum(1)
+        uses = used.sum(1).clamp(min=1)
         snr_db = torch.where(used, received.symbol_snr_db, 0.0).sum(1) / uses
         conditions = self.conditions(snr_db, uses, image_shape, contrast, refines)
         conditions = torch.cat([conditions, 2 * (power[:, None] / received.power**0.5).log10() - 1], 1)
