@@ -20,7 +20,7 @@ from chanlab.rf.room import Room
 LAUNCH = re.compile(r"(\w+(?:<CHANNELS, HALVES>)?)<<<(.*?), (\w+), 0, stream>>>\(", re.DOTALL)
 
 
-BLOCK, CHUNK, FAN = 64, 256, 4
+BLOCK, CHUNK, FAN, WAYS = 64, 256, 4, 2
 STALE = 0x7F7F7F7F
 GUARD = 4096
 """Words beyond the end of what a forward pass allocates, which it must leave alone."""
@@ -43,7 +43,7 @@ def emulation(folder, many_tiles, band):
         "-shared",
         f"-I{build.KERNELS}",
     ]
-    sizes = {"BLOCK": BLOCK, "CHUNK": CHUNK, "FAN": FAN, "BAND": band, "MANY_TILES": many_tiles}
+    sizes = {"BLOCK": BLOCK, "CHUNK": CHUNK, "FAN": FAN, "WAYS": WAYS, "BAND": band, "MANY_TILES": many_tiles}
     command += [*(f"-DSPHERE_{name}={size}" for name, size in sizes.items()), source, "-o"]
     return compiled([*command, library])
 
