@@ -3,8 +3,9 @@
 Scenes are random: Gaussians uniform over the image, distances 1 to 10 m, widths of 0.5 to 2.5 pixels. gsplat draws the
 same count at the same pixels, depths and widths through a pinhole camera (it has no sphere), in the same run. Times are
 medians, from parameters to image (and on to the gradients of all of them, the receiver's pose included); on CUDA by
-events, with and without a CUDA graph. `floor` is the least time of the memory traffic and arithmetic that no method
-avoids on the card.
+events, with and without a CUDA graph, and without one also where a backward pass runs on the caller's thread
+(`torch.autograd.set_multithreading_enabled(False)`) instead of being handed to autograd's. `floor` is the least time of
+the memory traffic and arithmetic that no method avoids on the card.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from chanlab.rf import Panorama, rasterize_sphere, sphere
 
 ROOT = Path(__file__).resolve().parents[1]
 HEIGHT, WIDTH, CHANNELS = 90, 360, 2
+CALLER = "forward+backward, caller's thread"
 EXAMPLES = """examples:
   OMP_NUM_THREADS=2 python benchmarks/rasterizer.py cpu                 (minutes, for the dense reference)
   python benchmarks/rasterizer.py cuda                                  (beside gsplat, where it is installed)
@@ -180,16 +182,30 @@ def on_cuda(count: int, batch: int, args: argparse.Namespace) -> list[Record]:
 
     records = []
     peers = {} if args.no_peer else gsplat_times(scene, batch, args.repeats)
+    common = {"dtype": "float32", "peer": "gsplat, pinhole"}
     for what, call in both_ways(draw, inputs).items():
         for graph in (False, True):
-            mine = cuda_milliseconds(call, args.repeats, graph)
-            condition = {"graph": graph, "dtype": "float32", "peer": "gsplat, pinhole"}
-            peer, more = peers.get(what), {}
+            mine, more = cuda_milliseconds(call, args.repeats, graph), {}
+            condition = {"graph": graph, **common}
             if what == "forward":
                 more = {"images_per_second": 1e3 * batch / mine, "floor": floor(inputs, batch, panorama)}
-            records.append(one_record("cuda", what, mine, peer, count, batch, args, condition, **more))
+            records.append(one_record("cuda", what, mine, peers.get(what), count, batch, args, condition, **more))
+        if what != "forward":
+            mine, peer = cuda_milliseconds(on_the_callers_thread(call), args.repeats), peers.get(CALLER)
+            condition = {"graph": False, "thread": "caller", **common}
+            records.append(one_record("cuda", what, mine, peer, count, batch, args, condition))
     sphere.check()
     return records
+
+
+def on_the_callers_thread(call: Callable[[], Any]) -> Callable[[], None]:
+    """The same, its backward pass on the thread that asks for it: two changes of threads less."""
+
+    def alone() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            call()
+
+    return alone
 
 
 def cuda_milliseconds(call: Callable[[], Any], repeats: int, graph: bool = False) -> float:
@@ -201,7 +217,10 @@ def cuda_milliseconds(call: Callable[[], Any], repeats: int, graph: bool = False
 
 
 def gsplat_times(scene: dict[str, Tensor], batch: int, repeats: int) -> dict[str, float]:
-    """Medians of gsplat [ms], each the better of its packed and unpacked modes; none if it is not installed."""
+    """Medians of gsplat [ms], each the better of its packed and unpacked modes; none if it is not installed.
+
+    `CALLER` is forward and backward on the caller's thread.
+    """
     try:
         import gsplat
     except ImportError:
@@ -216,8 +235,10 @@ def gsplat_times(scene: dict[str, Tensor], batch: int, repeats: int) -> dict[str
             return image
 
         for what, call in both_ways(draw, inputs).items():
-            found = cuda_milliseconds(call, repeats)
-            times[what] = min(found, times.get(what, math.inf))
+            found = {what: cuda_milliseconds(call, repeats)}
+            if what != "forward":
+                found[CALLER] = cuda_milliseconds(on_the_callers_thread(call), repeats)
+            times |= {key: min(value, times.get(key, math.inf)) for key, value in found.items()}
     return times
 
 

@@ -159,8 +159,9 @@ class _Sum(torch.autograd.Function):
         return _compute(*arguments)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # gradients of the gradients are asked for: the operator refuses them
+            return _differentiate(ctx, grad)
         gradients = _compute_backward(grad, *ctx.saved_tensors, ctx.wavelength, ctx.backend)
         return (*gradients, None, None, None)
 
@@ -234,4 +235,9 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*gradients, None, None, None)
 
 
+def _no_second_derivative(*_: Any) -> None:
+    raise UsageError("coherent_sum has no second derivatives; use coherent_sum_reference for them.")
+
+
 _forward.register_autograd(_differentiate, setup_context=_setup)
+_backward.register_autograd(_no_second_derivative)

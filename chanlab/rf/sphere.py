@@ -195,22 +195,23 @@ def _backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None
 class _Draw(torch.autograd.Function):
     """Gradients of what was drawn without torch's dispatcher, which takes longer than the kernels do.
 
-    The drawing is done before autograd hears of it, so that the device need not wait for its bookkeeping.
+    The drawing is done before autograd hears of it, so that the device need not wait for its bookkeeping; what has no
+    gradient it never hears of.
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> _Made:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        inputs, ((*made, state), ctx.asked, ctx.capacity) = arguments[:7], arguments[7:]
+        inputs, ((image, transmittance, state), ctx.asked, ctx.capacity) = arguments[:7], arguments[7:]
         ctx.pull = _cuda_backward if inputs[0].is_cuda else _cpu_backward
-        ctx.save_for_backward(*inputs, made[1], state)
-        ctx.mark_non_differentiable(*(x for x in made[2:] if x is not None))
-        return tuple(made)
+        ctx.save_for_backward(*inputs, transmittance, state)
+        return image, transmittance
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None, *_: Any) -> tuple[Any, ...]:
-        return (*_pull(ctx, by_image, by_transmittance, ctx.pull), *(None,) * 3)
+    def backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None) -> tuple[Any, ...]:
+        twice = torch.is_grad_enabled()  # gradients of the gradients are asked for: the operator refuses them
+        pull = torch.ops.chanlab.rasterize_sphere_backward if twice else ctx.pull
+        return (*_pull(ctx, by_image, by_transmittance, pull), None, None, None)
 
 
 def _outputs(
@@ -223,10 +224,11 @@ def _outputs(
 
 def _draw(inputs: tuple[Tensor, ...], asked: Asked, statistics: bool, capacity: int, slot: int) -> _Made:
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    made = _outputs(inputs, asked, statistics, capacity, slot, keep)
+    image, transmittance, radius, weight, peak, state = _outputs(inputs, asked, statistics, capacity, slot, keep)
     if keep:
-        return _Draw.apply(*inputs, made, asked, capacity)  # type: ignore[no-any-return, no-untyped-call]
-    return made[:5]
+        made = (image, transmittance, state)
+        image, transmittance = _Draw.apply(*inputs, made, asked, capacity)  # type: ignore[no-untyped-call]
+    return image, transmittance, radius, weight, peak
 
 
 def _dispatch(inputs: tuple[Tensor, ...], asked: Asked, statistics: bool, capacity: int, slot: int) -> _Made:

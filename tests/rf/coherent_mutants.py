@@ -47,10 +47,12 @@ class Mutant(NamedTuple):
         return f"tests/rf/test_{known.get(name, name)}.py"
 
 
-GEMM, REFERENCE, PRIMITIVES = "coherent_gemm.py", "coherent_reference.py", "coherent_primitives.py"
+OPERATOR, GEMM, REFERENCE = "coherent.py", "coherent_gemm.py", "coherent_reference.py"
+PRIMITIVES = "coherent_primitives.py"
 HEADER, KERNEL = "kernels/coherent.h", "kernels/coherent.cu"
 
 MUTANTS = [
+    Mutant(OPERATOR, "if torch.is_grad_enabled():  #", "if False:  #"),
     Mutant(GEMM, "imag = quarters[:, 1, :, 0] - quarters[:, 0, :, 1]", "imag = real.clone()"),
     Mutant(GEMM, "quarters[:, 0, :, 0] + quarters[:, 1, :, 1]", "quarters[:, 0, :, 0] - quarters[:, 1, :, 1]"),
     Mutant(GEMM, "cycles.frac_().to(dtype)", "cycles.to(dtype).frac_()"),

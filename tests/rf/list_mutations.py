@@ -32,16 +32,25 @@ IN_LISTS = (
         "while (size < count) size *= 2;",
         "while (2 * size <= count) size *= 2;",
     ),
-    Mutation("merge without turning the second half", LISTS, "turned = span == k;", "turned = false;"),
-    Mutation("second half always turned", LISTS, "turned = span == k;", "turned = true;"),
-    Mutation("third and fourth of a turned half swapped", LISTS, "put_in_order(key[1], key[2]);", "(void)0;"),
-    Mutation("fourth not compared", LISTS, "                put_in_order(key[1], key[3]);\n", ""),
-    Mutation("second stride forgotten", LISTS, "            put_in_order(key[2], key[3]);\n", ""),
-    Mutation("last stride of odd sizes", LISTS, "span > 1; span /= 4)", "span > 2; span /= 4)"),
-    Mutation("two keys in a place", LISTS, "k ^ (k & 16 ? 5 : 0)", "k | (k & 16 ? 5 : 0)"),
-    Mutation("warps don't wait in wide spans", LISTS, "if (quarter > 32 || (", "if (quarter > 64 || ("),
-    Mutation("warps don't wait before wide spans", LISTS, "(span <= 4 && k >= 64))", "(span <= 4 && k == 64))"),
-    Mutation("warps don't wait for the last keys", LISTS, "(span <= 4 && k >= 64))", "(span <= 4 && k > 64))"),
+    Mutation(
+        "merge without turning the second half",
+        LISTS,
+        "high = 2 * j == k ? base + k - 1 - offset : low + j;",
+        "high = low + j;",
+    ),
+    Mutation(
+        "warps don't wait at stride 64",
+        LISTS,
+        "if (j > 32 || (j == 1 && k >= 64))",
+        "if (j > 64 || (j == 1 && k >= 64))",
+    ),
+    Mutation(
+        "warps don't wait before stride 64",
+        LISTS,
+        "if (j > 32 || (j == 1 && k >= 64))",
+        "if (j > 32 || (j == 1 && k > 64))",
+    ),
+    Mutation("warps don't wait between sizes", LISTS, "if (j > 32 || (j == 1 && k >= 64))", "if (j > 32)"),
     Mutation("lanes don't wait", LISTS, "            else\n                __syncwarp();\n", ""),
     Mutation("ties in any order", LISTS, "if (a > b) {", "if ((a >> 9) > (b >> 9)) {"),
     Mutation("farthest first within a chunk", LISTS, "if (a > b) {", "if (a < b) {"),
@@ -67,39 +76,56 @@ IN_LISTS = (
         "given = all + from;",
     ),
     Mutation("chunk beyond the receiver's last", LISTS, "count = min(gaussians - from, CHUNK);", "count = CHUNK;"),
-    Mutation(
-        "no wait for loaded keys",
-        LISTS,
-        "keys[apart(k)] = given[k];\n    __syncthreads();",
-        "keys[apart(k)] = given[k];",
-    ),
-    Mutation(
-        "keys beyond the count",
-        LISTS,
-        "key[i] = place[i] < count ? keys[apart(place[i])] : ~uint64_t(0);",
-        "key[i] = keys[apart(place[i])];",
-    ),
+    Mutation("no wait for loaded keys", LISTS, "keys[k] = given[k];\n    __syncthreads();", "keys[k] = given[k];"),
+    Mutation("keys beyond the count", LISTS, "if (high < count) {", "if (high < CHUNK) {"),
     Mutation("first receiver's keys merged", LISTS, "    keys += int64_t(receiver) * gaussians;\n", ""),
     Mutation("all receivers' keys to the first", LISTS, "    merged += int64_t(receiver) * gaussians;\n", ""),
     Mutation("runs merged to the front", LISTS, "int64_t place = first;", "int64_t place = 0;"),
     Mutation("runs merged with none", LISTS, "first = k & -all,", "first = k & -int64_t(run),"),
-    Mutation("runs of another group", LISTS, "end = min(first + all, int64_t(gaussians));", "end = gaussians;"),
+    Mutation("runs of another group", LISTS, "some = min(all, gaussians - first);", "some = gaussians - first;"),
     Mutation(
         "last run searched beyond its end",
         LISTS,
-        "size[i] = int32_t(min(int64_t(run), end - some - i * int64_t(run)));",
-        "size[i] = run;",
+        "length = int32_t(min(int64_t(run), some - lane * int64_t(run)));",
+        "length = run;",
     ),
-    Mutation("four runs and no more", LISTS, "some < end; some += 4 * int64_t(run))", "some < end; some += end)"),
-    Mutation("fourth run forgotten", LISTS, "before[1] + before[2] + before[3];", "before[1] + before[2];"),
+    Mutation("lowest key of a lane", LISTS, "lowest = __shfl_sync(ALL, key, 0),", "lowest = key,"),
     Mutation(
-        "no run comes before as a whole", LISTS, "for (int32_t step = run; step;", "for (int32_t step = run / 2; step;"
+        "highest key of no lane", LISTS, "__shfl_sync(ALL, key, min(left, 32) - 1);", "__shfl_sync(ALL, key, 31);"
     ),
     Mutation(
-        "merge in the other order", LISTS, "next - 1] < key) before[i] = next;", "next - 1] > key) before[i] = next;"
+        "parts begin at the highest key", LISTS, "mine[low + step - 1] < lowest", "mine[low + step - 1] < highest"
     ),
-    Mutation("key before itself", LISTS, "next - 1] < key) before[i] = next;", "next - 1] <= key) before[i] = next;"),
-    Mutation("merge by distance alone", LISTS, "+ next - 1] < key) before", "+ next - 1] >> 9 < key >> 9) before"),
+    Mutation("parts end at the lowest key", LISTS, "mine[high + step - 1] < highest", "mine[high + step - 1] < lowest"),
+    Mutation("no run comes before as a whole", LISTS, "int32_t step = run; step;", "int32_t step = run / 2; step;"),
+    Mutation(
+        "a part of the first run", LISTS, "from = __shfl_sync(ALL, low, r + i);", "from = __shfl_sync(ALL, low, r);"
+    ),
+    Mutation(
+        "end of another run's part", LISTS, "__shfl_sync(ALL, high, r + i) - from;", "__shfl_sync(ALL, high, r) - from;"
+    ),
+    Mutation("what is before a part forgotten", LISTS, "            place += from;\n", ""),
+    Mutation("ends of long parts", LISTS, "while (step <= longest / 2)", "while (step <= longest / 4)"),
+    Mutation(
+        "length of a part for that of all", LISTS, "longest = max(longest, size[i]);", "longest = max(1, size[i]);"
+    ),
+    Mutation("one search and no more", LISTS, "< some; r += MERGE_WAYS)", "< some; r += 32)"),
+    Mutation("a run between searches skipped", LISTS, "< some; r += MERGE_WAYS)", "< some; r += MERGE_WAYS + 1)"),
+    Mutation(
+        "last run of a search forgotten",
+        LISTS,
+        "i < MERGE_WAYS; ++i) place += before[i];",
+        "i < MERGE_WAYS - 1; ++i) place += before[i];",
+    ),
+    Mutation("merge in the other order", LISTS, "part[i][next - 1] < key) before", "part[i][next - 1] > key) before"),
+    Mutation("key before itself", LISTS, "part[i][next - 1] < key) before", "part[i][next - 1] <= key) before"),
+    Mutation(
+        "merge by distance alone",
+        LISTS,
+        "part[i][next - 1] < key) before",
+        "part[i][next - 1] >> 9 < key >> 9) before",
+    ),
+    Mutation("keys of lanes beyond the last", LISTS, "    if (lane < left) merged[place]", "    merged[place]"),
     Mutation(
         "first row of the item for that of the band",
         LISTS,

@@ -351,6 +351,7 @@ MUTATIONS = (
         'torch.library.register_autograd("chanlab::rasterize_sphere_backward", _no_second_derivative)\n',
         "",
     ),
+    Mutation("second derivatives of plain calls zero", OPERATOR, "twice = torch.is_grad_enabled()", "twice = False"),
     Mutation(
         "room for yesterday's Gaussians",
         ROOM,

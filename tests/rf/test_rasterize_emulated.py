@@ -20,7 +20,7 @@ from chanlab.rf.room import Room
 LAUNCH = re.compile(r"(\w+(?:<CHANNELS, HALVES>)?)<<<(.*?), (\w+), 0, stream>>>\(", re.DOTALL)
 
 
-BLOCK, CHUNK, FAN = 64, 256, 4
+BLOCK, CHUNK, FAN, WAYS = 64, 256, 4, 2
 STALE = 0x7F7F7F7F
 GUARD = 4096
 """Words beyond the end of what a forward pass allocates, which it must leave alone."""
@@ -43,7 +43,7 @@ def emulation(folder, many_tiles, band):
         "-shared",
         f"-I{build.KERNELS}",
     ]
-    sizes = {"BLOCK": BLOCK, "CHUNK": CHUNK, "FAN": FAN, "BAND": band, "MANY_TILES": many_tiles}
+    sizes = {"BLOCK": BLOCK, "CHUNK": CHUNK, "FAN": FAN, "WAYS": WAYS, "BAND": band, "MANY_TILES": many_tiles}
     command += [*(f"-DSPHERE_{name}={size}" for name, size in sizes.items()), source, "-o"]
     return compiled([*command, library])
 
@@ -206,9 +206,21 @@ def test_equal_distances_keep_the_order_of_the_inputs(cuda):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1281, 2049, 2300])
 def test_lists_of_every_length_are_sorted(cuda, count):
-    """Round Gaussians one behind another, in random order: their weights fall with the distance."""
-    generator = torch.Generator().manual_seed(count)
-    rank = torch.randperm(count, generator=generator)
+    sorted_by_distance(cuda, torch.randperm(count, generator=torch.Generator().manual_seed(count)))
+
+
+@pytest.mark.parametrize("count", [1281, 2300])
+def test_lists_whose_runs_lie_apart_are_sorted(cuda, count):
+    """Nearest first, farthest first, and runs far from others or around them."""
+    rank = torch.arange(count)
+    around = torch.cat([rank[::9], rank[rank % 9 > 0]])
+    for order in (rank, rank.flip(0), around, around.flip(0)):
+        sorted_by_distance(cuda, order)
+
+
+def sorted_by_distance(cuda, rank):
+    """Round Gaussians one behind another, in the order of their ranks: their weights fall with the distance."""
+    count = len(rank)
     panorama = Panorama.sphere(1, 1)
     inputs = [torch.cat([x] * count) if i < 5 else x for i, x in enumerate(one((1.0, 0, 0.0), opacity=0.00395))]
     inputs[0] = inputs[0] / 3 * (1 + rank[:, None] / 100)

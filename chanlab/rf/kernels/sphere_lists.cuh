@@ -14,6 +14,7 @@ namespace sphere {
 #define SPHERE_BLOCK 256
 #define SPHERE_CHUNK 2048
 #define SPHERE_FAN 16
+#define SPHERE_WAYS 8
 #define SPHERE_BAND 1024
 #define SPHERE_MANY_TILES 1024
 #endif
@@ -21,9 +22,11 @@ namespace sphere {
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int ITEM_THREADS = SPHERE_BLOCK;         // items of a block
 constexpr int CHUNK = SPHERE_CHUNK;                // items that a block sorts
-constexpr int SORT_THREADS = CHUNK / 4;
+constexpr int SORT_THREADS = CHUNK / 2;
 constexpr int FAN = SPHERE_FAN;                    // sorted runs that become one; twice as many, if these are all
 constexpr int MERGE_THREADS = SPHERE_BLOCK;
+constexpr int MERGE_WAYS = SPHERE_WAYS;            // of them that a thread searches at once
+static_assert(2 * FAN <= 32 && 32 % MERGE_WAYS == 0 && CHUNK % 32 == 0, "a lane for each run, a run for each warp");
 constexpr int BAND = SPHERE_BAND;                  // tiles that a block has in shared memory
 constexpr int SUM_THREADS = 4 * SPHERE_BLOCK, SEGMENTS = SUM_THREADS / 32;
 constexpr int MANY_TILES = SPHERE_MANY_TILES;      // so many fill the device
@@ -119,90 +122,86 @@ __global__ void __launch_bounds__(ITEM_THREADS)
     if (weights) weights[x.item] = peaks[x.item] = 0;
 }
 
-__device__ __forceinline__ void put_in_order(uint64_t& low, uint64_t& high) {
-    const uint64_t a = low, b = high;
-    if (a > b) {
-        low = b;
-        high = a;
-    }
-}
-
-// Where a key lies in shared memory: so that lanes which take every fourth, or parts of four, meet in no bank.
-__device__ __forceinline__ int apart(int k) { return k ^ (k & 16 ? 5 : 0) ^ (k & 32 ? 10 : 0); }
-
-// A block sorts CHUNK keys of a receiver, or those that are left: a bitonic sort, two strides at a time, span / 2 and
-// span / 4; a last one alone. A thread has four keys. Every step compares upwards, so that what would lie beyond `count`
-// needs not exist. Threads of a warp stay within 128 keys while a quarter of the span is 32 or less.
+// A block sorts CHUNK keys of a receiver, or those that are left. Every step compares upwards, so that what would lie beyond
+// `count` needs not exist. Threads of a warp stay within 64 keys while the stride is 32 or less.
 __global__ void __launch_bounds__(SORT_THREADS) sort_chunks(int32_t gaussians, uint64_t* all) {
     __shared__ uint64_t keys[CHUNK];
     const int32_t chunks = int32_t(parts(gaussians, CHUNK)), receiver = int32_t(blockIdx.x) / chunks;
     const int32_t from = (int32_t(blockIdx.x) - receiver * chunks) * CHUNK, count = min(gaussians - from, CHUNK);
     const int t = int(threadIdx.x);
     uint64_t* const given = all + int64_t(receiver) * gaussians + from;
-    for (int k = t; k < count; k += SORT_THREADS) keys[apart(k)] = given[k];
+    for (int k = t; k < count; k += SORT_THREADS) keys[k] = given[k];
     __syncthreads();
     int size = 1;
     while (size < count) size *= 2;
     for (int k = 2; k <= size; k *= 2)
-        for (int span = k; span > 1; span /= 4) {
-            const int quarter = max(span / 4, 1), offset = t & (quarter - 1), base = 4 * (t - offset);
-            const bool turned = span == k;  // the first stride of a size compares with the second half backwards
-            const int place[4] = {base + offset, base + quarter + offset,
-                                  base + (turned ? 3 * quarter - 1 - offset : 2 * quarter + offset),
-                                  base + (turned ? 4 * quarter - 1 - offset : 3 * quarter + offset)};
-            uint64_t key[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) key[i] = place[i] < count ? keys[apart(place[i])] : ~uint64_t(0);
-            if (turned && span > 2) {
-                put_in_order(key[0], key[3]);
-                put_in_order(key[1], key[2]);
-            } else if (span > 2) {
-                put_in_order(key[0], key[2]);
-                put_in_order(key[1], key[3]);
+        for (int j = k / 2; j; j /= 2) {
+            const int offset = t & (j - 1), base = 2 * (t - offset), low = base + offset;
+            const int high = 2 * j == k ? base + k - 1 - offset : low + j;
+            if (high < count) {
+                const uint64_t a = keys[low], b = keys[high];
+                if (a > b) {
+                    keys[low] = b;
+                    keys[high] = a;
+                }
             }
-            put_in_order(key[0], key[1]);
-            put_in_order(key[2], key[3]);
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (place[i] < count) keys[apart(place[i])] = key[i];
-            if (quarter > 32 || (span <= 4 && k >= 64))
+            if (j > 32 || (j == 1 && k >= 64))
                 __syncthreads();
             else
                 __syncwarp();
         }
-    for (int k = t; k < count; k += SORT_THREADS) given[k] = keys[apart(k)];
+    for (int k = t; k < count; k += SORT_THREADS) given[k] = keys[k];
 }
 
 // Merges `fan` sorted runs of a receiver's keys: a key's place is how many of each run come before it (no two keys are equal).
-// `run` and `fan` are powers of two. A search is a chain of waits for memory, so four go on at once.
+// `run` and `fan` are powers of two. The keys of a warp lie side by side in a run, so between its lowest and its highest
+// there are few of any other: lane r finds the part of run r between them, and all look for their keys in each part.
+// A search is a chain of waits for memory, so MERGE_WAYS go on at once.
 __global__ void __launch_bounds__(MERGE_THREADS)
     merge_runs(int32_t gaussians, int32_t run, int32_t fan, const uint64_t* __restrict__ keys,
                uint64_t* __restrict__ merged) {
     const int32_t blocks = int32_t(parts(gaussians, MERGE_THREADS)), receiver = int32_t(blockIdx.x) / blocks;
     const int32_t k = (int32_t(blockIdx.x) - receiver * blocks) * MERGE_THREADS + int32_t(threadIdx.x);
-    if (k >= gaussians) return;
+    const int32_t lane = int32_t(threadIdx.x) % 32, left = gaussians - (k - lane);
+    if (left <= 0) return;
     keys += int64_t(receiver) * gaussians;
     merged += int64_t(receiver) * gaussians;
-    const uint64_t key = keys[k];
-    const int64_t all = int64_t(fan) * run, first = k & -all, end = min(first + all, int64_t(gaussians));
+    const uint64_t key = lane < left ? keys[k] : 0;
+    const uint64_t lowest = __shfl_sync(ALL, key, 0), highest = __shfl_sync(ALL, key, min(left, 32) - 1);
+    const int64_t all = int64_t(fan) * run, first = k & -all, some = min(all, gaussians - first);
+    const int32_t length = int32_t(min(int64_t(run), some - lane * int64_t(run)));  // 0 or less: none
+    const uint64_t* const mine = keys + first + lane * int64_t(run);
+    int32_t low = 0, high = 0;
+    for (int32_t step = run; step; step /= 2) {
+        if (low + step <= length && mine[low + step - 1] < lowest) low += step;
+        if (high + step <= length && mine[high + step - 1] < highest) high += step;
+    }
     int64_t place = first;
-    for (int64_t some = first; some < end; some += 4 * int64_t(run)) {
-        int32_t size[4], before[4];
+    for (int32_t r = 0; r * int64_t(run) < some; r += MERGE_WAYS) {
+        const uint64_t* part[MERGE_WAYS];
+        int32_t size[MERGE_WAYS], before[MERGE_WAYS], longest = 1;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            size[i] = int32_t(min(int64_t(run), end - some - i * int64_t(run)));
+        for (int i = 0; i < MERGE_WAYS; ++i) {
+            const int32_t from = __shfl_sync(ALL, low, r + i);
+            size[i] = __shfl_sync(ALL, high, r + i) - from;
+            part[i] = keys + first + (r + i) * int64_t(run) + from;
             before[i] = 0;
+            place += from;
+            longest = max(longest, size[i]);
         }
-        for (int32_t step = run; step; step /= 2) {
+        int32_t step = 1;
+        while (step <= longest / 2) step *= 2;
+        for (; step; step /= 2) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; i < MERGE_WAYS; ++i) {
                 const int32_t next = before[i] + step;
-                if (next <= size[i] && keys[some + i * int64_t(run) + next - 1] < key) before[i] = next;
+                if (next <= size[i] && part[i][next - 1] < key) before[i] = next;
             }
         }
-        place += int64_t(before[0]) + before[1] + before[2] + before[3];
+#pragma unroll
+        for (int i = 0; i < MERGE_WAYS; ++i) place += before[i];
     }
-    merged[place] = key;
+    if (lane < left) merged[place] = key;
 }
 
 // Calls f(lane of the item, tile of its receiver) for those tiles of the warp's 32 items that lie in the `count` tiles
