@@ -82,50 +82,34 @@ IN_LISTS = (
     Mutation("all receivers' keys to the first", LISTS, "    merged += int64_t(receiver) * gaussians;\n", ""),
     Mutation("runs merged to the front", LISTS, "int64_t place = first;", "int64_t place = 0;"),
     Mutation("runs merged with none", LISTS, "first = k & -all,", "first = k & -int64_t(run),"),
-    Mutation("runs of another group", LISTS, "some = min(all, gaussians - first);", "some = gaussians - first;"),
+    Mutation("runs of another group", LISTS, "end = min(first + all, int64_t(gaussians));", "end = gaussians;"),
     Mutation(
         "last run searched beyond its end",
         LISTS,
-        "length = int32_t(min(int64_t(run), some - lane * int64_t(run)));",
-        "length = run;",
+        "size[i] = int32_t(min(int64_t(run), end - some - i * int64_t(run)));",
+        "size[i] = run;",
     ),
-    Mutation("lowest key of a lane", LISTS, "lowest = __shfl_sync(ALL, key, 0),", "lowest = key,"),
+    Mutation("one search for runs and no more", LISTS, "some += MERGE_WAYS * int64_t(run))", "some += end)"),
     Mutation(
-        "highest key of no lane", LISTS, "__shfl_sync(ALL, key, min(left, 32) - 1);", "__shfl_sync(ALL, key, 31);"
+        "a run between searches skipped",
+        LISTS,
+        "some += MERGE_WAYS * int64_t(run))",
+        "some += (MERGE_WAYS + 1) * int64_t(run))",
     ),
-    Mutation(
-        "parts begin at the highest key", LISTS, "mine[low + step - 1] < lowest", "mine[low + step - 1] < highest"
-    ),
-    Mutation("parts end at the lowest key", LISTS, "mine[high + step - 1] < highest", "mine[high + step - 1] < lowest"),
-    Mutation("no run comes before as a whole", LISTS, "int32_t step = run; step;", "int32_t step = run / 2; step;"),
-    Mutation(
-        "a part of the first run", LISTS, "from = __shfl_sync(ALL, low, r + i);", "from = __shfl_sync(ALL, low, r);"
-    ),
-    Mutation(
-        "end of another run's part", LISTS, "__shfl_sync(ALL, high, r + i) - from;", "__shfl_sync(ALL, high, r) - from;"
-    ),
-    Mutation("what is before a part forgotten", LISTS, "            place += from;\n", ""),
-    Mutation("ends of long parts", LISTS, "while (step <= longest / 2)", "while (step <= longest / 4)"),
-    Mutation(
-        "length of a part for that of all", LISTS, "longest = max(longest, size[i]);", "longest = max(1, size[i]);"
-    ),
-    Mutation("one search and no more", LISTS, "< some; r += MERGE_WAYS)", "< some; r += 32)"),
-    Mutation("a run between searches skipped", LISTS, "< some; r += MERGE_WAYS)", "< some; r += MERGE_WAYS + 1)"),
     Mutation(
         "last run of a search forgotten",
         LISTS,
         "i < MERGE_WAYS; ++i) place += before[i];",
         "i < MERGE_WAYS - 1; ++i) place += before[i];",
     ),
-    Mutation("merge in the other order", LISTS, "part[i][next - 1] < key) before", "part[i][next - 1] > key) before"),
-    Mutation("key before itself", LISTS, "part[i][next - 1] < key) before", "part[i][next - 1] <= key) before"),
     Mutation(
-        "merge by distance alone",
-        LISTS,
-        "part[i][next - 1] < key) before",
-        "part[i][next - 1] >> 9 < key >> 9) before",
+        "no run comes before as a whole", LISTS, "for (int32_t step = run; step;", "for (int32_t step = run / 2; step;"
     ),
-    Mutation("keys of lanes beyond the last", LISTS, "    if (lane < left) merged[place]", "    merged[place]"),
+    Mutation(
+        "merge in the other order", LISTS, "next - 1] < key) before[i] = next;", "next - 1] > key) before[i] = next;"
+    ),
+    Mutation("key before itself", LISTS, "next - 1] < key) before[i] = next;", "next - 1] <= key) before[i] = next;"),
+    Mutation("merge by distance alone", LISTS, "+ next - 1] < key) before", "+ next - 1] >> 9 < key >> 9) before"),
     Mutation(
         "first row of the item for that of the band",
         LISTS,

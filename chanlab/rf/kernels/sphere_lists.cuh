@@ -25,8 +25,7 @@ constexpr int CHUNK = SPHERE_CHUNK;                // items that a block sorts
 constexpr int SORT_THREADS = CHUNK / 2;
 constexpr int FAN = SPHERE_FAN;                    // sorted runs that become one; twice as many, if these are all
 constexpr int MERGE_THREADS = SPHERE_BLOCK;
-constexpr int MERGE_WAYS = SPHERE_WAYS;            // of them that a thread searches at once
-static_assert(2 * FAN <= 32 && 32 % MERGE_WAYS == 0 && CHUNK % 32 == 0, "a lane for each run, a run for each warp");
+constexpr int MERGE_WAYS = SPHERE_WAYS;            // runs that a thread searches at once
 constexpr int BAND = SPHERE_BAND;                  // tiles that a block has in shared memory
 constexpr int SUM_THREADS = 4 * SPHERE_BLOCK, SEGMENTS = SUM_THREADS / 32;
 constexpr int MANY_TILES = SPHERE_MANY_TILES;      // so many fill the device
@@ -154,54 +153,36 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_chunks(int32_t gaussians, u
 }
 
 // Merges `fan` sorted runs of a receiver's keys: a key's place is how many of each run come before it (no two keys are equal).
-// `run` and `fan` are powers of two. The keys of a warp lie side by side in a run, so between its lowest and its highest
-// there are few of any other: lane r finds the part of run r between them, and all look for their keys in each part.
-// A search is a chain of waits for memory, so MERGE_WAYS go on at once.
+// `run` and `fan` are powers of two. A search is a chain of waits for memory, so MERGE_WAYS go on at once.
 __global__ void __launch_bounds__(MERGE_THREADS)
     merge_runs(int32_t gaussians, int32_t run, int32_t fan, const uint64_t* __restrict__ keys,
                uint64_t* __restrict__ merged) {
     const int32_t blocks = int32_t(parts(gaussians, MERGE_THREADS)), receiver = int32_t(blockIdx.x) / blocks;
     const int32_t k = (int32_t(blockIdx.x) - receiver * blocks) * MERGE_THREADS + int32_t(threadIdx.x);
-    const int32_t lane = int32_t(threadIdx.x) % 32, left = gaussians - (k - lane);
-    if (left <= 0) return;
+    if (k >= gaussians) return;
     keys += int64_t(receiver) * gaussians;
     merged += int64_t(receiver) * gaussians;
-    const uint64_t key = lane < left ? keys[k] : 0;
-    const uint64_t lowest = __shfl_sync(ALL, key, 0), highest = __shfl_sync(ALL, key, min(left, 32) - 1);
-    const int64_t all = int64_t(fan) * run, first = k & -all, some = min(all, gaussians - first);
-    const int32_t length = int32_t(min(int64_t(run), some - lane * int64_t(run)));  // 0 or less: none
-    const uint64_t* const mine = keys + first + lane * int64_t(run);
-    int32_t low = 0, high = 0;
-    for (int32_t step = run; step; step /= 2) {
-        if (low + step <= length && mine[low + step - 1] < lowest) low += step;
-        if (high + step <= length && mine[high + step - 1] < highest) high += step;
-    }
+    const uint64_t key = keys[k];
+    const int64_t all = int64_t(fan) * run, first = k & -all, end = min(first + all, int64_t(gaussians));
     int64_t place = first;
-    for (int32_t r = 0; r * int64_t(run) < some; r += MERGE_WAYS) {
-        const uint64_t* part[MERGE_WAYS];
-        int32_t size[MERGE_WAYS], before[MERGE_WAYS], longest = 1;
+    for (int64_t some = first; some < end; some += MERGE_WAYS * int64_t(run)) {
+        int32_t size[MERGE_WAYS], before[MERGE_WAYS];
 #pragma unroll
         for (int i = 0; i < MERGE_WAYS; ++i) {
-            const int32_t from = __shfl_sync(ALL, low, r + i);
-            size[i] = __shfl_sync(ALL, high, r + i) - from;
-            part[i] = keys + first + (r + i) * int64_t(run) + from;
+            size[i] = int32_t(min(int64_t(run), end - some - i * int64_t(run)));
             before[i] = 0;
-            place += from;
-            longest = max(longest, size[i]);
         }
-        int32_t step = 1;
-        while (step <= longest / 2) step *= 2;
-        for (; step; step /= 2) {
+        for (int32_t step = run; step; step /= 2) {
 #pragma unroll
             for (int i = 0; i < MERGE_WAYS; ++i) {
                 const int32_t next = before[i] + step;
-                if (next <= size[i] && part[i][next - 1] < key) before[i] = next;
+                if (next <= size[i] && keys[some + i * int64_t(run) + next - 1] < key) before[i] = next;
             }
         }
 #pragma unroll
         for (int i = 0; i < MERGE_WAYS; ++i) place += before[i];
     }
-    if (lane < left) merged[place] = key;
+    merged[place] = key;
 }
 
 // Calls f(lane of the item, tile of its receiver) for those tiles of the warp's 32 items that lie in the `count` tiles
