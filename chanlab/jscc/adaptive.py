@@ -20,6 +20,7 @@ from chanlab.jscc.contract import (
     power_scale,
     source_values,
 )
+from chanlab.jscc import gated
 from chanlab.jscc.depthwise import depthwise
 from chanlab.jscc.latents import LatentTransform, linear_start
 
@@ -167,6 +168,9 @@ class GatedBlock(nn.Module):
             x: `[batch, height, width, C]`.
             modulation: `[batch, 1, 1, 4 C]`: scale and shift of either branch.
         """
+        if gated.fits(x):
+            layers = self.spatial_in, self.depthwise, self.spatial_out, self.mixer_in, self.mixer_out
+            return gated.gated_block(x, modulation, layers)
         spatial_scale, spatial_shift, mixer_scale, mixer_shift = modulation.chunk(4, -1)
         y = self.spatial_in(_normalise(x) * (1 + spatial_scale) + spatial_shift)
         left, right = depthwise(y, self.depthwise.weight, cast(Tensor, self.depthwise.bias)).chunk(2, -1)

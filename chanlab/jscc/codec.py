@@ -131,7 +131,7 @@ class Codec(nn.Module):
             side = torch.full_like(ratio, bits, dtype=torch.float32)
             uses = torch.floor(ratio * source_values(shape) + 1e-6).long()
             sent = uses.clamp(max=most) - side_information_uses(side, snr_db)
-            if not self.training:  # that would wait for the device
+            if not self.training and not torch.compiler.is_compiling():  # that would wait for the device
                 self._check_budget(ratio, uses, sent, most)
             return most, sent, side
         width = channel_uses(shape, self.max_ratio if ratio is None else ratio)
@@ -142,8 +142,9 @@ class Codec(nn.Module):
         side = images.new_full((len(images),), self.side_bits)
         uses = torch.full((len(images),), width, device=images.device)
         sent = uses - side_information_uses(side, snr_db) if self.side_bits else uses
-        captured = images.is_cuda and torch.cuda.is_current_stream_capturing()  # a check would wait for the device
-        if self.side_bits and not self.training and not captured:
+        # A check would wait for the device.
+        recorded = torch.compiler.is_compiling() or (images.is_cuda and torch.cuda.is_current_stream_capturing())
+        if self.side_bits and not self.training and not recorded:
             self._check_budget(uses / source_values(shape), uses, sent, most)
         return width, sent, side
 
@@ -174,7 +175,7 @@ class Codec(nn.Module):
 
     def symbols(self, latent: Tensor, width: int, uses: Tensor) -> tuple[Tensor, Tensor]:
         """Symbols of latents before their power is normalised, and which of them are sent; see `transmission`."""
-        return pair_iq(latent)[:, :width], torch.arange(width, device=uses.device) < uses[:, None]
+        return pair_iq(latent, width), torch.arange(width, device=uses.device) < uses[:, None]
 
     def latent(self, values: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
         """Real values of symbols `[batch, k]` at their places in the latent `[batch, P, h, w]`; unsent ones are 0."""
