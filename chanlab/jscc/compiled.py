@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from chanlab.jscc.codec import Codec, Ratio
@@ -32,6 +33,7 @@ class CompiledCodec:
 
     def __init__(self, codec: Codec, dtype: torch.dtype = torch.bfloat16) -> None:
         self.codec = copy.deepcopy(codec).eval().requires_grad_(False)
+        self.codec.checks_budget = False
         self.dtype = dtype
         _convert(self.codec, dtype)
         self._programs: dict[Hashable, Callable[..., Any]] = {}
@@ -65,10 +67,10 @@ class CompiledCodec:
         key = (type(module), setting, forms)
         with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
             if key not in self._programs:
-                # Traced by running it: Python's own arithmetic, on fractions say, is done once.
-                program = torch.export.export(module, tuple(inputs), strict=False).run_decompositions({})
-                _without_detours(program.graph_module)
-                self._programs[key] = torch.compile(program.module(), dynamic=False, fullgraph=True)
+                # Recorded by running it: what Python does, on fractions say, is done once.
+                program = make_fx(module)(*inputs)
+                _without_detours(program)
+                self._programs[key] = torch.compile(program, dynamic=False, fullgraph=True)
             return self._programs[key](*inputs)
 
 
