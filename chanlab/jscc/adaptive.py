@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from chanlab.errors import UsageError
+from chanlab.jscc import gated
 from chanlab.jscc.codec import Codec, Ratio
 from chanlab.jscc.contract import (
     Received,
     Transmission,
-    normalise_power,
     per_image,
     power_scale,
+    scaled,
     source_values,
 )
-from chanlab.jscc import gated
 from chanlab.jscc.depthwise import depthwise
 from chanlab.jscc.latents import LatentTransform, linear_start
 
@@ -89,9 +89,9 @@ class AdaptiveJSCC(Codec):
         conditions = self.conditions(snr_db, uses, images.shape[1:])
         latent = self.analysis(padded - mean[..., None, None] + 0.5, conditions)
         symbols, used = self.symbols(latent, width, uses)
-        scale = self.told(power_scale(symbols, used, self.convention)).expand(len(images))
-        side = torch.cat([scale[:, None], mean], 1)
-        return Transmission(normalise_power(symbols, used, self.convention), used, bits, side)
+        scale = power_scale(symbols, used, self.convention)
+        side = torch.cat([self.told(scale).expand(len(images))[:, None], mean], 1)
+        return Transmission(scaled(symbols, used, scale), used, bits, side)
 
     def told(self, scale: Tensor) -> Tensor:
         """A scale as side information tells it, `[batch]`; exact in training."""

@@ -173,7 +173,11 @@ def normalise_power(symbols: Tensor, used: Tensor | None = None, convention: Con
     Raises:
         UsageError: If shapes don't fit or symbols are not complex.
     """
-    scale = power_scale(symbols, used, convention)
+    return scaled(symbols, used, power_scale(symbols, used, convention))
+
+
+def scaled(symbols: Tensor, used: Tensor | None, scale: Tensor) -> Tensor:
+    """Symbols times the scale of `power_scale`, complex64 `[batch, k]`; those that are not used become exactly zero."""
     return torch.view_as_complex(_sent_parts(symbols, used) * scale[:, None, None])
 
 

@@ -35,9 +35,19 @@ def _linear(x, weight, bias, channel, known, width: tl.constexpr):
 
 @triton.jit
 def _widen(
-    x, modulation, stride, weight, bias, out, positions, area, width: tl.constexpr, rows: tl.constexpr, wide: tl.constexpr
+    x,
+    modulation,
+    stride,
+    weight,
+    bias,
+    out,
+    positions,
+    area,
+    width: tl.constexpr,
+    rows: tl.constexpr,
+    wide: tl.constexpr,
 ) -> None:
-    """Modulated features widened to two halves; positions along the first axis of a tile, channels along the second."""
+    """Modulated features widened to two halves; positions lie along a tile's first axis, channels along the second."""
     position = tl.program_id(0) * rows + tl.arange(0, rows)
     channel = tl.arange(0, wide)
     known = channel < width
@@ -80,8 +90,9 @@ def _mix(
     channel = tl.arange(0, wide)
     known = channel < width
     row, column = position // columns % rows_of_image, position % columns
-    left = tl.zeros((rows, wide), tl.float32) + tl.load(taps_bias + channel, known, 0.0).to(tl.float32)[None, :]
-    right = tl.zeros((rows, wide), tl.float32) + tl.load(taps_bias + width + channel, known, 0.0).to(tl.float32)[None, :]
+    empty = tl.zeros((rows, wide), tl.float32)
+    left = empty + tl.load(taps_bias + channel, known, 0.0).to(tl.float32)[None, :]
+    right = empty + tl.load(taps_bias + width + channel, known, 0.0).to(tl.float32)[None, :]
     for i in range(size):
         down = row + i - size // 2
         in_row = (position < positions) & (down >= 0) & (down < rows_of_image)

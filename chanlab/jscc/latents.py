@@ -49,7 +49,7 @@ class LatentTransform(nn.Module):
             blocks = whole.reshape(batch, channels, rows, size, columns, size).transpose(3, 4).flatten(4)
             gain = self.gain.exp().flatten(1)[:, None, None]
             blocks = (blocks * gain) @ self.basis if self.inverse else blocks @ self.basis.T * gain
-            blocks = blocks.unflatten(4, (size, size)).transpose(3, 4)
+            blocks = blocks.reshape(batch, channels, rows, columns, size, size).transpose(3, 4)
             whole = blocks.reshape(whole.shape)
             if whole.shape == latent.shape:
                 return whole
