@@ -50,7 +50,7 @@ class CompiledCodec:
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """See `Codec.decode`."""
         inputs = [
-            torch.view_as_real(received.symbols),
+            torch.view_as_real(received.symbols.resolve_conj()),
             received.used,
             received.snr_db,
             received.noise_variance,
@@ -138,6 +138,7 @@ def _without_detours(module: torch.fx.GraphModule) -> None:
 def _convert(network: nn.Module, dtype: torch.dtype) -> None:
     """Weights in the type that autocast would bring them to at every call, and as kernels take them."""
     for module in network.modules():
+        vars(module).pop("forward", None)  # compiled for training: it would run with the weights of the original
         if isinstance(module, nn.Linear | nn.Conv2d):
             module.to(dtype)
         if isinstance(module, nn.Conv2d):

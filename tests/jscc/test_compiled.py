@@ -87,10 +87,13 @@ def test_autocast_around_a_program_changes_nothing(recorded):
 
 def test_programs_hold_the_weights_as_they_were(recorded):
     codec, images = small(), torch.rand(1, 3, 32, 32)
+    for block in codec.encoder.trunk.blocks:  # as training compiles them
+        block.forward = functools.partial(GatedBlock.forward, block)
     compiled = CompiledCodec(codec)
     before = through(compiled, images, 10.0)[1]
     assert all(parameter.dtype == torch.float32 for parameter in codec.parameters())
     with torch.no_grad():
+        codec.encoder.trunk.blocks[0].mixer_out.bias += 1
         codec.decoder.linear.bias += 1
     assert torch.equal(through(compiled, images, 10.0)[1], before)
 
@@ -145,7 +148,7 @@ def test_gated_kernels(shape, kernel, low):
         assert gated.fits(on_device[0])
         found = block(*on_device)
     assert found.dtype == torch.bfloat16
-    assert (found.double().cpu() - want).norm() <= 1e-2 * (want - x.double()).norm()
+    assert (found.double().cpu() - want).norm() <= 2e-2 * (want - x.double()).norm()
     with torch.enable_grad():
         assert not gated.fits(on_device[0])
 
