@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from chanlab.jscc.separation.payload import PayloadRate
 from jscc_arms import Arm, build
 from torch import Tensor, nn
 
 from chanlab.errors import ChanlabError
 from chanlab.jscc import JSCCModule
+from chanlab.jscc.bases import Base, BasePool
 from chanlab.jscc.depthwise import use_kernel
 from chanlab.jscc.images import ImageDataModule, Request
 from chanlab.jscc.module import parameter_groups, reconstruction_loss
@@ -67,6 +69,24 @@ class Way(NamedTuple):
         return f"{'compiled' if self.compiled else 'plain'}, depthwise by {'chanlab' if self.kernel else 'cuDNN'}"
 
 
+class Drawn(NamedTuple):
+    """What a step takes.
+
+    Attributes:
+        images: `[batch, 3, height, width]`.
+        snr: `[batch]` [dB].
+        ratio: `[batch]`, or None.
+        base: As `images`, or None.
+        base_uses: Channel uses of each base, 0 for none, int64 `[batch]`, or None.
+    """
+
+    images: Tensor
+    snr: Tensor
+    ratio: Tensor | None
+    base: Tensor | None
+    base_uses: Tensor | None
+
+
 class Engine:
     """Trains codecs of one architecture, one after the other, with one compiled network and one CUDA graph.
 
@@ -81,9 +101,17 @@ class Engine:
         data: Training photographs.
         args: The command line.
         train: Make ready to train; otherwise only to evaluate.
+        pool: Crops with base layers, for codecs that refine them; None: without.
     """
 
-    def __init__(self, arm: Arm, data: ImageDataModule, args: argparse.Namespace, train: bool = True) -> None:
+    def __init__(
+        self,
+        arm: Arm,
+        data: ImageDataModule,
+        args: argparse.Namespace,
+        train: bool = True,
+        pool: BasePool | None = None,
+    ) -> None:
         self.args = args
         self.device = torch.device(args.device)
         self.cuda = self.device.type == "cuda"
@@ -102,6 +130,12 @@ class Engine:
         if self.cuda:
             self.images = self.images.contiguous(memory_format=torch.channels_last)
         self.snr = torch.zeros(args.batch, device=self.device)
+        self.pool = pool.to(self.device) if pool is not None and self.codec.tells_bases else None
+        self.base: Base | None = None
+        self.rate = PayloadRate().to(self.device)
+        if self.pool is not None:
+            none = torch.zeros(args.batch, device=self.device, dtype=torch.int64)
+            self.base = Base(torch.zeros_like(self.images), none, none.clone())
         self.ratio = None if arm.fixed_rate else torch.zeros(args.batch, device=self.device, dtype=torch.float64)
         self.parts = [part for part in self.codec.modules() if args.compile and getattr(part, "compilable", False)]
         self.compiled = [torch.compile(part.forward, dynamic=False) for part in self.parts]
@@ -109,7 +143,7 @@ class Engine:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.tables: dict[tuple[float, ...], Tensor] = {}
         self.drawn = 0
-        self.ready: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.ready: list[Drawn] = []
         self.warm_up = self.seconds_per_step = 0.0
         if train:
             self.prepare(arm)
@@ -184,7 +218,7 @@ class Engine:
         if clear:
             self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.args.precision == "bf16"):
-            received, _ = self.module(self.images, self.snr, self.ratio)
+            received, _ = self.module(self.images, self.snr, self.ratio, None, self.base)
         loss = reconstruction_loss(received, self.images, self.module.loss)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.weights, self.args.clip, foreach=self.cuda)
@@ -199,26 +233,39 @@ class Engine:
         """Crops, SNRs and ratios of the next step, where the step expects them."""
         if not self.ready:
             self.ready = self.block(arm)
-        images, snr, ratio = self.ready.pop()
-        self.images.copy_(images)
-        self.snr.copy_(snr)
-        if self.ratio is not None and ratio is not None:
-            self.ratio.copy_(ratio)
+        drawn = self.ready.pop()
+        self.images.copy_(drawn.images)
+        self.snr.copy_(drawn.snr)
+        if self.ratio is not None and drawn.ratio is not None:
+            self.ratio.copy_(drawn.ratio)
+        if self.base is not None and self.base.uses is not None and drawn.base is not None:
+            self.base.image.copy_(drawn.base)
+            self.base.uses.copy_(drawn.base_uses)
 
-    def block(self, arm: Arm) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    def block(self, arm: Arm) -> list[Drawn]:
         """What `DRAWN` steps need, drawn at once: fewer launches."""
-        crops, count = self.data.crops("train"), DRAWN * self.args.batch
-        ids = torch.randint(len(crops), (count,), device=self.device)
-        images = self.data.to_batch(Request("train", self.drawn, ids))["image"]
+        count = DRAWN * self.args.batch
         low, high = (arm.snr_db, arm.snr_db) if arm.snr_db is not None else self.args.snr_range
         snr = low + (high - low) * torch.rand(count, device=self.device)
+        bases: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * DRAWN
+        if self.pool is None:
+            ids = torch.randint(len(self.data.crops("train")), (count,), device=self.device)
+            images = self.data.to_batch(Request("train", self.drawn, ids))["image"]
+        else:
+            which = torch.randint(len(self.pool), (count,), device=self.device)
+            flip, keep = torch.rand(2, count, device=self.device)
+            images, base = self.pool.take(which, flip < 0.5)
+            taken = self.rate.uses(8 * base.num_bytes, snr).ceil().clamp(max=2**30).long()
+            uses = torch.where(keep < self.args.refining, taken, 0)
+            bases = list(zip(base.image.chunk(DRAWN), uses.chunk(DRAWN), strict=True))
         self.drawn += 1
         ratios: list[Tensor] | list[None] = [None] * DRAWN
         if self.ratio is not None:
             choices = [float(r) for r in ([arm.ratio] if arm.ratio is not None else self.args.train_ratios)]
             which = torch.randint(len(choices), (count,), device=self.device)
             ratios = list(self.table(tuple(choices))[which].chunk(DRAWN))
-        return list(zip(images.chunk(DRAWN), snr.chunk(DRAWN), ratios, strict=True))
+        parts = zip(images.chunk(DRAWN), snr.chunk(DRAWN), ratios, bases, strict=True)
+        return [Drawn(image, at, ratio, *base) for image, at, ratio, base in parts]
 
     def table(self, choices: tuple[float, ...]) -> Tensor:
         """Ratios on the device, brought there once."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -28,10 +29,12 @@ import torch
 from jscc_arms import DEFAULT, Arm, arms
 from jscc_engine import Engine, Trained
 from jscc_table import SIZES, comparisons, plot, psnr_records, psnr_table
+from torch import Tensor
 
 from chanlab.errors import ChanlabError, UsageError
+from chanlab.jscc.bases import BasePool
 from chanlab.jscc.codec import as_ratio
-from chanlab.jscc.images import ImageDataModule
+from chanlab.jscc.images import ImageDataModule, Request
 from chanlab.records import save_records
 from chanlab.weights import load_weights, save_weights
 
@@ -59,7 +62,11 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--snrs", nargs="+", type=float, default=[0.0, 5.0, 10.0, 15.0, 20.0], help="evaluated [dB]")
     parser.add_argument("--held-snrs", nargs="+", type=float, default=[0.0, 10.0, 20.0], help="of specialists [dB]")
-    parser.add_argument("--snr-range", nargs=2, type=float, default=[0.0, 20.0], help="in training [dB]")
+    parser.add_argument("--snr-range", nargs=2, type=float, default=[-1.0, 22.0], help="in training [dB]")
+    parser.add_argument(
+        "--bases", type=int, default=0, help="crops with AVIF base layers that ours also learns to refine (default: 0)"
+    )
+    parser.add_argument("--refining", type=float, default=0.7, help="share of them that has its base (default: 0.7)")
     parser.add_argument("--steps", type=int, help="of every run; default: as runs that are there, or 8000")
     parser.add_argument("--minutes", type=float, help="of training altogether, from which --steps follows")
     parser.add_argument("--total-minutes", type=float, default=1e9, help="no run is started that would end later")
@@ -119,7 +126,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 SETTINGS = (
     *("loss", "batch", "crop", "scales", "max_side", "train_ratios", "snr_range", "widths", "depths", "kernel"),
-    *("weight_decay", "warmup", "clip", "seed", "bits", "precision"),
+    *("weight_decay", "warmup", "clip", "seed", "bits", "precision", "bases", "refining"),
 )
 
 
@@ -150,6 +157,16 @@ def photographs(args: argparse.Namespace) -> dict[str, ImageDataModule]:
         "crop": ImageDataModule(**shared, eval_crop=96, eval_crops=args.crops, batch_size=256),
         "photo": ImageDataModule(**shared, eval_size=(512, 768), batch_size=8),
     }
+
+
+def base_pool(data: ImageDataModule, args: argparse.Namespace) -> BasePool:
+    """Crops of the training photographs and bases of theirs, each at a quality of its own."""
+    ids = torch.arange(len(data.crops("train")))
+    cut: list[Tensor] = []
+    for epoch in range(-(-args.bases // len(ids))):
+        images = data.to_batch(Request("train", epoch, ids[: args.bases - epoch * len(ids)]))["image"]
+        cut.append((255 * images).round().to(torch.uint8))
+    return BasePool.make(torch.cat(cut), seed=args.seed, threads=os.cpu_count() or 1, progress=True)
 
 
 class Shelf:
@@ -259,9 +276,12 @@ def main(given: Sequence[str] | None = None) -> None:
     if todo and not args.evaluate:
         count = len(data["train"].crops("train").pixels)
         print(f"{count} training pictures after {time.perf_counter() - begin:.0f} s", flush=True)
+    pool: BasePool | None = None
     for arm in todo if not args.evaluate else []:
         if arm.architecture not in engines:
-            engines[arm.architecture] = made = Engine(arm, data["train"], args)
+            if args.bases and not arm.fixed_rate and pool is None:
+                pool = base_pool(data["train"], args)
+            engines[arm.architecture] = made = Engine(arm, data["train"], args, pool=pool)
             memory = torch.cuda.max_memory_allocated() / 1e9 if made.cuda else 0.0
             print(
                 f"{arm.name}: {sum(p.numel() for p in made.weights)} parameters, {1 / made.seconds_per_step:.0f} "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +13,43 @@ from torch.nn import functional as F
 
 from chanlab.errors import UsageError
 from chanlab.jscc import gated
-from chanlab.jscc.codec import Codec, Ratio
+from chanlab.jscc.allocation import (
+    LEVELS,
+    STEP_DB,
+    ActivityMap,
+    at_places,
+    level_order,
+    symbol_order,
+    symbol_places,
+)
+from chanlab.jscc.bases import Base, mean_colour
+from chanlab.jscc.codec import Codec, Ratio, check_images
 from chanlab.jscc.contract import (
     Received,
     Transmission,
+    pair_iq,
     per_image,
     power_scale,
     scaled,
+    side_information_uses,
     source_values,
 )
 from chanlab.jscc.depthwise import depthwise
-from chanlab.jscc.latents import LatentTransform, linear_start
+from chanlab.jscc.latents import LatentTransform, latent_deviation_db, linear_start
 
-SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB = 10, -20.0, 60.0
-"""Side information that tells a scale, in equal steps of its range [dB]."""
+if TYPE_CHECKING:
+    from chanlab.jscc.base_layer import BaseLayer
+
+SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB = 9, -15.0, 25.0
+"""Side information that tells the scale of symbols, in equal steps of its range [dB]."""
+CONTRAST_BITS, LOWEST_CONTRAST_DB = 7, -60.0
+"""The same of an image's contrast, whose range ends at 0 dB."""
+MOST_OF_A_BASE = 0.95
+"""Share of the channel uses that a base layer may take in training."""
+MOST_SYMBOLS = 2
+"""Most symbols of a latent position, over those that there are on average at the highest bandwidth ratio."""
+MEANS = 2
+"""Complex channels that hold means of blocks, from the first on; see `linear_start`."""
 LOWEST_SNR_DB, HIGHEST_SNR_DB = -10.0, 30.0
 """Range of SNR that conditions are clipped to [dB]; recipes train on 0 to 20 dB."""
 
@@ -40,15 +64,20 @@ class AdaptiveJSCC(Codec):
     - A linear path, blocks of 8 x 8 pixels to latents and back, stands beside the networks, which weigh its latents and
       add to them. It starts as analogue transmission of DCT coefficients (`linear_start`), they start at zero: training
       begins with a codec that works, and learns where to spend power.
-    - Latents of neighbouring blocks are alike: a further DCT over 4 x 4 of them (`LatentTransform`) sends each of its
+    - Means of neighbouring blocks are alike: a further DCT over 4 x 4 of them (`LatentTransform`) sends each of its
       coefficients at a gain of its own. Convolutions, which treat all positions alike, couldn't.
+    - A map of local activity, coded and counted as side information (`ActivityMap`), decides where symbols go: busy
+      blocks get up to twice as many as there are on average, even ones few (`level_order`).
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
       decoder is told the mean SNR after equalisation, and by the same way the power's scale.
-    - 34 bits of side information, counted, tell an image's mean colour, which isn't sent otherwise, and the scale that
-      brings the rest to unit power: no power is spent on what a few bits can say, and a pale image and a vivid one are
-      not the same symbols.
-    - Latent channels are ordered: the network is trained on prefixes of several lengths, so that a lower bandwidth
-      ratio is a prefix, and the first symbols carry what matters most.
+    - What is sent is the difference from a base that the receiver has, brought to unit contrast. Without more the base
+      is the image's mean colour. It can be a compressed image (`chanlab.jscc.bases`), sent by a digital link in a part
+      of the channel uses: a hybrid of digital and analogue transmission, whose symbols refine what the file left out,
+      and still gain where the channel is better than the link asks for. Both sides see the base.
+    - 41 bits of side information beside the map tell the mean colour, or how long a compressed base is, the contrast,
+      and the scale that brings symbols to unit power: no power is spent on what a few bits can say.
+    - Latents are ordered: the network is trained on prefixes of several lengths, so that a lower bandwidth ratio is a
+      prefix, and the first symbols carry what matters most.
     - The decoder gets each symbol's linear minimum mean square error estimate and the share of its energy that isn't
       noise, 1 / (1 + N0): faded symbols count less, unsent ones nothing.
 
@@ -58,9 +87,18 @@ class AdaptiveJSCC(Codec):
         depths: Blocks at each, on each side.
         kernel: Of depthwise convolutions, odd.
         conditioning: Width of the features of SNR and ratio.
+        block: Height and width of the blocks of the map of activity, a multiple of 8 [pixel].
+        base: Image codec of base layers in evaluation (`avif`), over AWGN; None: mean colours.
+        shares: Shares of the channel uses that are tried for a base.
+
+    Attributes:
+        base_layer: Finds base layers; None without.
     """
 
-    side_bits = 3 * 8 + SCALE_BITS
+    groups: Tensor
+    always: Tensor
+    side_bits = 1 + 3 * 8 + SCALE_BITS + CONTRAST_BITS
+    tells_bases = True
 
     def __init__(
         self,
@@ -69,74 +107,187 @@ class AdaptiveJSCC(Codec):
         depths: Sequence[int] = (3, 4),
         kernel: int = 5,
         conditioning: int = 24,
+        block: int = 16,
+        base: str | None = None,
+        shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85),
     ) -> None:
         super().__init__(max_ratio, stride=8)
         if len(widths) != 2 or len(depths) != 2 or min(depths) < 1 or kernel % 2 == 0:
             raise UsageError(
                 f"widths and depths are two numbers each, and the kernel is odd: not {widths}, {depths}, {kernel}."
             )
-        self.spread = LatentTransform(2 * self.pairs)
-        self.gather = LatentTransform(2 * self.pairs, inverse=True)
+        self.base_layer: BaseLayer | None = None
+        if base is not None:
+            from chanlab.jscc.base_layer import BaseLayer
+
+            self.base_layer = BaseLayer(base, shares)
+        if block < 8 or block % 8:
+            raise UsageError(f"the map of activity has blocks of a multiple of 8 pixels, not {block}.")
+        self.pairs *= MOST_SYMBOLS
+        self.map = ActivityMap(block)
+        self.spread = LatentTransform(2 * MEANS)
+        self.gather = LatentTransform(2 * MEANS, inverse=True)
+        # What a compressed base leaves is about as strong in all coefficients: no gains to begin with.
+        self.base_gain = nn.Parameter(-self.spread.gain.detach())
+        self.base_loss = nn.Parameter(-self.gather.gain.detach())
+        always = torch.arange(self.pairs) < MEANS
+        self.register_buffer("always", always, persistent=False)
+        groups = level_order(latent_deviation_db(self.pairs) / STEP_DB, always)
+        self.register_buffer("groups", groups, persistent=False)
         self.encoder = _Encoder(2 * self.pairs, widths, depths, kernel, conditioning)
         self.decoder = _Decoder(3 * self.pairs, widths, depths, kernel, conditioning)
 
-    def encode(self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None) -> Transmission:
-        """See `Codec.encode`."""
-        snr_db = per_image(snr_db, images)
-        width, uses, bits = self.budget(images, snr_db, ratio)
-        padded = self.pad(images)
-        mean = (255 * images.float().mean((2, 3))).round().clamp(0, 255) / 255
-        conditions = self.conditions(snr_db, uses, images.shape[1:])
-        latent = self.analysis(padded - mean[..., None, None] + 0.5, conditions)
-        symbols, used = self.symbols(latent, width, uses)
-        scale = power_scale(symbols, used, self.convention)
-        side = torch.cat([self.told(scale).expand(len(images))[:, None], mean], 1)
-        return Transmission(scaled(symbols, used, scale), used, bits, side)
+    def encode(
+        self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None, base: Base | None = None
+    ) -> Transmission:
+        """See `Codec.encode`.
 
-    def told(self, scale: Tensor) -> Tensor:
-        """A scale as side information tells it, `[batch]`; exact in training."""
-        decibel = (20 * scale.log10()).clamp(LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
+        Args:
+            images: See `Codec.encode`.
+            snr_db: See `Codec.encode`.
+            ratio: See `Codec.encode`.
+            base: What the receiver has of the images by other means, whose channel uses come out of the images' own;
+                None: in evaluation the best of `base_layer`, if there is one, else their mean colours. In training
+                bases that don't fit give way to mean colours.
+        """
+        check_images(images)
+        snr_db = per_image(snr_db, images)
+        if base is None and self.base_layer is not None and not self.training:
+            base = self.base_layer.best(self, images, snr_db, ratio)
+        image, taken = self._base(images, base, snr_db, ratio)
+        difference = images.float() - image
+        contrast = told(difference.square().mean((1, 2, 3)).sqrt(), CONTRAST_BITS, LOWEST_CONTRAST_DB, 0.0)
+        difference = self.pad(difference / contrast[:, None, None, None])
+        levels = self.map.levels(difference)
+        width, uses, bits = self.budget(images, snr_db, ratio, self.map.bits(levels), taken)
+        refines = (taken > 0).float()
+        conditions = self.conditions(snr_db, uses, images.shape[1:], contrast, refines)
+        inputs = torch.cat([difference / 2, self.pad(image) * 2 - 1], 1)
+        order = symbol_order(self.places(levels, images.shape[1:]))[:, :width]
+        symbols = pair_iq(self.analysis(inputs, conditions, levels), order)
+        used = torch.arange(width, device=uses.device) < uses[:, None]
+        power = power_scale(symbols, used, self.convention)
+        scale = power.expand(len(images))
         if not self.training:
-            step = (HIGHEST_SCALE_DB - LOWEST_SCALE_DB) / (2**SCALE_BITS - 1)
-            decibel = ((decibel - LOWEST_SCALE_DB) / step).round() * step + LOWEST_SCALE_DB
-        return 10 ** (decibel / 20)
+            scale = told(scale, SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
+        side = torch.cat([torch.stack([scale, contrast, refines], 1), levels.flatten(1), image.flatten(1)], 1)
+        return Transmission(scaled(symbols, used, power), used, bits, side, taken)
+
+    def _base(self, images: Tensor, base: Base | None, snr_db: Tensor, ratio: Ratio | None) -> tuple[Tensor, Tensor]:
+        """Bases as the receiver has them, and the channel uses that they take, int64 `[batch]`."""
+        mean = mean_colour(images)[..., None, None].expand(-1, -1, *images.shape[2:])
+        none = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+        if base is None:
+            return mean, none
+        if base.image.shape != images.shape:
+            raise UsageError(f"a base has the shape of its images, {list(images.shape)}, not {list(base.image.shape)}.")
+        if base.uses is None:
+            raise UsageError("a base must say how many channel uses it takes: see BaseLayer and PayloadRate.")
+        taken = base.uses
+        if self.training:
+            k_over_n = self.max_ratio if ratio is None else ratio
+            limit = (k_over_n if isinstance(k_over_n, Tensor) else float(k_over_n)) * images[0].numel()
+            side = side_information_uses(taken.new_full(taken.shape, self.side_bits), snr_db)
+            taken = torch.where(taken < MOST_OF_A_BASE * limit - side, taken, 0)
+        return torch.where((taken > 0)[:, None, None, None], base.image.float(), mean), taken
 
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """See `Codec.decode`."""
         used = received.used
         share = torch.where(used, received.power / (received.power + received.noise_variance), 0.0)
         side = received.side
-        if side is None:  # as if it were grey, and its scale 1
-            side = torch.tensor([received.power**0.5, 0.5, 0.5, 0.5], device=share.device).expand(len(share), -1)
-        scale = share / (received.gain.clamp(min=1e-6) * side[:, :1])
+        blocks = self.map.shape(image_shape[1], image_shape[2])
+        if side is None:  # as if it were grey, its scale 1, its contrast 1/4, and all of it as busy
+            told = torch.tensor([received.power**0.5, 0.25, 0.0], device=share.device).expand(len(share), -1)
+            levels = torch.full((len(share), *blocks), LEVELS - 2, device=share.device)
+            base = torch.full((len(share), *image_shape), 0.5, device=share.device)
+        else:
+            told, levels, base = torch.split(side, [3, math.prod(blocks), math.prod(image_shape)], 1)
+            levels, base = levels.long().view(-1, *blocks), base.view(-1, *image_shape)
+        power, contrast, refines = told.unbind(1)
+        places = self.places(levels, image_shape)
+        scale = share / (received.gain.clamp(min=1e-6) * power[:, None])
         values = (scale * received.symbols.real, scale * received.symbols.imag, share)
-        features = torch.cat([self.latent(value, image_shape) for value in values], 1)
+        grid = (self.pairs, *self.grid(image_shape))
+        features = torch.cat([at_places(value, places).view(-1, *grid) for value in values], 1)
         uses = used.sum(1)
         snr_db = torch.where(used, received.symbol_snr_db, 0.0).sum(1) / uses
-        conditions = self.conditions(snr_db, uses, image_shape)
-        conditions = torch.cat([conditions, 2 * (side[:, :1] / received.power**0.5).log10() - 1], 1)
-        images = self.synthesis(features, conditions) + (side[:, 1:, None, None] - 0.5)
-        return self.crop(images, image_shape)
+        conditions = self.conditions(snr_db, uses, image_shape, contrast, refines)
+        conditions = torch.cat([conditions, 2 * (power[:, None] / received.power**0.5).log10() - 1], 1)
+        padded = self.pad(base)
+        difference = self.synthesis(features, conditions, padded * 2 - 1, levels)
+        return self.crop(padded + 2 * contrast[:, None, None, None] * difference, image_shape)
 
-    def analysis(self, images: Tensor, conditions: Tensor) -> Tensor:
-        """See `Codec.analysis`; for the conditions see `conditions`."""
-        latent: Tensor = self.spread(self.encoder(images, conditions))
-        return latent
+    def places(self, levels: Tensor, image_shape: Sequence[int]) -> Tensor:
+        """Where latents stand among an image's symbols, as both sides know it from the map; see `symbol_places`."""
+        height, width = self.grid((image_shape[0], image_shape[1], image_shape[2]))
+        cells = self.map.block // self.stride
+        positions = levels.repeat_interleave(cells, 1).repeat_interleave(cells, 2)[:, :height, :width]
+        return symbol_places(positions, self.groups, self.always)
 
-    def synthesis(self, features: Tensor, conditions: Tensor) -> Tensor:
-        """See `Codec.synthesis`; the features are `[batch, 3 P, h, w]`: estimates, and their share of the energy.
+    def analysis(self, images: Tensor, conditions: Tensor, levels: Tensor | None = None) -> Tensor:
+        """See `Codec.analysis`.
 
-        The conditions are those of the encoder and the scale [10 dB], `[batch, 3]`. Without the image's mean colour.
+        Args:
+            images: Differences at half of unit contrast, and bases in [-1, 1], `[batch, 6, height, width]`.
+            conditions: See `conditions`.
+            levels: Of the map of activity, int64 `[batch, rows, columns]`; None: of these images.
         """
-        estimates = self.gather(features[:, : 2 * self.pairs])
-        images: Tensor = self.decoder(torch.cat([estimates, features[:, 2 * self.pairs :]], 1), conditions)
+        if levels is None:
+            levels = self.map.levels(2 * images[:, :3])
+        activity = self.map.activity(levels, 4, images.shape[2] // 4, images.shape[3] // 4)
+        return self._means(self.encoder(images, conditions, activity), conditions, self.spread, self.base_gain)
+
+    def synthesis(
+        self, features: Tensor, conditions: Tensor, base: Tensor | None = None, levels: Tensor | None = None
+    ) -> Tensor:
+        """See `Codec.synthesis`; differences from a base, at half of unit contrast, `[batch, 3, height, width]`.
+
+        Args:
+            features: `[batch, 3 P, h, w]`: estimates of symbols, and their share of the energy.
+            conditions: Those of the encoder and the scale [10 dB], `[batch, 5]`.
+            base: In [-1, 1], `[batch, 3, height, width]`; None: grey.
+            levels: See `analysis`; None: the same everywhere.
+        """
+        h, w = features.shape[-2:]
+        height, width = self.stride * h, self.stride * w
+        if base is None:
+            base = features.new_zeros(len(features), 3, height, width)
+        if levels is None:
+            shape = (len(features), *self.map.shape(height, width))
+            levels = torch.full(shape, LEVELS - 2, device=features.device)
+        estimates = self._means(features[:, : 2 * self.pairs], conditions, self.gather, self.base_loss)
+        received = torch.cat([estimates, features[:, 2 * self.pairs :]], 1)
+        images: Tensor = self.decoder(received, conditions, base, self.map.activity(levels, self.stride, h, w))
         return images
 
-    def conditions(self, snr_db: Tensor, uses: Tensor, image_shape: Sequence[int]) -> Tensor:
-        """SNR and bandwidth ratio as the networks see them, about -1 to 1, `[batch, 2]`."""
+    def _means(self, latent: Tensor, conditions: Tensor, transform: LatentTransform, gain: Tensor) -> Tensor:
+        """Latents whose channels of block means are transformed; `gain` is that of images that refine a base."""
+        in_phase, quadrature = latent.chunk(2, 1)
+        means = torch.cat([in_phase[:, :MEANS], quadrature[:, :MEANS]], 1)
+        height, width = means.shape[-2:]
+        tiles = gain.repeat(1, -(-height // gain.shape[1]), -(-width // gain.shape[2]))[:, :height, :width]
+        more = (conditions[:, 3, None, None, None] * tiles).exp()
+        means = transform(means * more) if transform.inverse else transform(means) * more
+        left, right = means.chunk(2, 1)
+        return torch.cat([left, in_phase[:, MEANS:], right, quadrature[:, MEANS:]], 1)
+
+    def conditions(
+        self, snr_db: Tensor, uses: Tensor, image_shape: Sequence[int], contrast: Tensor, refines: Tensor
+    ) -> Tensor:
+        """SNR, bandwidth ratio, contrast and whether a base is refined, as networks see them, `[batch, 4]`."""
         ratio = uses / (source_values((image_shape[0], image_shape[1], image_shape[2])) * float(self.max_ratio))
         snr = snr_db.float().clamp(LOWEST_SNR_DB, HIGHEST_SNR_DB) / 10 - 1
-        return torch.stack([snr, 1 + ratio.float().clamp(min=1e-3).log2()], 1)
+        ratio = 1 + ratio.float().clamp(min=1e-3).log2()
+        return torch.stack([snr, ratio, 1 + contrast.log10(), refines], 1)
+
+
+def told(value: Tensor, bits: int, lowest_db: float, highest_db: float) -> Tensor:
+    """Positive values as side information tells them, in equal steps of a range [dB] at whose ends they are cut."""
+    step = (highest_db - lowest_db) / (2**bits - 1)
+    decibel = 20 * value.float().clamp(min=1e-9).log10().clamp(lowest_db / 20, highest_db / 20)
+    rounded: Tensor = 10 ** ((((decibel - lowest_db) / step).round() * step + lowest_db) / 20)
+    return rounded
 
 
 class GatedBlock(nn.Module):
@@ -199,7 +350,7 @@ class _Trunk(nn.Module):
 
 
 class _Encoder(nn.Module):
-    """Images `[batch, 3, H, W]` to latents `[batch, channels, H/8, W/8]`."""
+    """Differences and bases `[batch, 6, H, W]` to latents of differences `[batch, channels, H/8, W/8]`."""
 
     def __init__(
         self, channels: int, widths: Sequence[int], depths: Sequence[int], kernel: int, conditioning: int
@@ -207,33 +358,34 @@ class _Encoder(nn.Module):
         super().__init__()
         fine, coarse = widths
         self.depth = depths[0]
-        self.stem = nn.Linear(48, fine)
-        self.trunk = _Trunk([fine] * depths[0] + [coarse] * depths[1], kernel, 2, conditioning)
+        self.stem = nn.Linear(97, fine)
+        self.trunk = _Trunk([fine] * depths[0] + [coarse] * depths[1], kernel, 4, conditioning)
         self.down = nn.Linear(4 * fine, coarse)
         self.head = _zero(nn.Linear(coarse, 2 * channels))
         self.linear = nn.Linear(192, channels)
         self.gain = _zero(nn.Linear(conditioning, channels))
+        self.compand = nn.Parameter(-_compand(channels))
         with torch.no_grad():
             self.linear.weight.copy_(linear_start(channels)[0])
             self.linear.bias.zero_()
 
-    def forward(self, images: Tensor, conditions: Tensor) -> Tensor:
+    def forward(self, images: Tensor, conditions: Tensor, activity: Tensor) -> Tensor:
         embedded = self.trunk.embed(conditions)
         modulations = self.trunk.modulations(embedded)
-        pixels = (2 * images - 1).permute(0, 2, 3, 1)
-        linear = self.linear(_to_patches(pixels, 8)) * self.gain(embedded).exp()[:, None, None]
-        x = self.stem(_to_patches(pixels, 4))
+        pixels = images.permute(0, 2, 3, 1)
+        linear = self.linear(_to_patches(pixels[..., :3], 8)) * self.gain(embedded).exp()[:, None, None]
+        x = self.stem(torch.cat([_to_patches(pixels, 4), activity[..., None].to(pixels)], -1))
         for i, block in enumerate(self.trunk.blocks):
             if i == self.depth:
                 x = self.down(_to_patches(x, 2))
             x = block(x, modulations[i])
         weight, added = self.head(_normalise(x)).chunk(2, -1)
-        latent: Tensor = linear * (1 + weight) + added
+        latent: Tensor = (linear * (1 + weight) + added) * _companded(self.compand, activity[:, ::2, ::2])
         return latent.permute(0, 3, 1, 2)
 
 
 class _Decoder(nn.Module):
-    """Received latents `[batch, channels, H/8, W/8]` to images `[batch, 3, H, W]`."""
+    """Received latents `[batch, channels, H/8, W/8]` and bases to differences from these, `[batch, 3, H, W]`."""
 
     def __init__(
         self, channels: int, widths: Sequence[int], depths: Sequence[int], kernel: int, conditioning: int
@@ -241,30 +393,47 @@ class _Decoder(nn.Module):
         super().__init__()
         fine, coarse = widths
         self.depth = depths[1]
-        self.stem = nn.Linear(channels, coarse)
-        self.trunk = _Trunk([coarse] * depths[1] + [fine] * depths[0], kernel, 3, conditioning)
+        self.stem = nn.Linear(channels + 192 + 1, coarse)
+        self.trunk = _Trunk([coarse] * depths[1] + [fine] * depths[0], kernel, 5, conditioning)
         self.up = nn.Linear(coarse, 4 * fine)
         self.head = _zero(nn.Conv2d(fine, 48, 3, padding=1))
         self.latents = channels // 3 * 2
         self.weight = _zero(nn.Linear(coarse, self.latents))
         self.linear = nn.Linear(self.latents, 192)
-        self.refine = nn.Linear(48, fine)
+        self.refine = nn.Linear(96, fine)
+        self.expand = nn.Parameter(_compand(self.latents))
         with torch.no_grad():
             self.linear.weight.copy_(linear_start(self.latents)[1])
             self.linear.bias.zero_()
 
-    def forward(self, features: Tensor, conditions: Tensor) -> Tensor:
+    def forward(self, features: Tensor, conditions: Tensor, base: Tensor, activity: Tensor) -> Tensor:
         modulations = self.trunk.modulations(self.trunk.embed(conditions))
         received = features.permute(0, 2, 3, 1)
-        x = self.stem(received)
+        known = base.permute(0, 2, 3, 1)
+        inputs = [received, _to_patches(known, 8).to(received), activity[..., None].to(received)]
+        x = self.stem(torch.cat(inputs, -1))
         for i, block in enumerate(self.trunk.blocks):
             if i == self.depth:
-                linear = self.linear(received[..., : self.latents] * (1 + self.weight(_normalise(x))))
+                estimates = received[..., : self.latents] * _companded(self.expand, activity)
+                linear = self.linear(estimates * (1 + self.weight(_normalise(x))))
                 image = _from_patches(linear, 8)
-                x = _from_patches(self.up(x), 2) + self.refine(_to_patches(image, 4))
+                x = _from_patches(self.up(x), 2) + self.refine(_to_patches(torch.cat([image, known.to(image)], -1), 4))
             x = block(x, modulations[i])
         x = self.head(_normalise(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return (0.5 + 0.5 * (image.float() + _from_patches(x, 4))).permute(0, 3, 1, 2)
+        return (image.float() + _from_patches(x, 4)).permute(0, 3, 1, 2)
+
+
+def _compand(channels: int) -> Tensor:
+    """Exponents with which latents follow activity: σ^(1/2), best for linear receivers; means don't follow it."""
+    half = torch.full((channels // 2,), 0.5)
+    half[:MEANS] = 0.0
+    return half.repeat(2)
+
+
+def _companded(exponents: Tensor, activity: Tensor) -> Tensor:
+    """Gains of latents `[batch, h, w, channels]` where the activity is `[batch, h, w]`, see `ActivityMap.activity`."""
+    decibel = (LEVELS - 1) * STEP_DB / 2
+    return (activity[..., None] * (math.log(10) / 20 * decibel * exponents)).exp()
 
 
 def _normalise(x: Tensor) -> Tensor:

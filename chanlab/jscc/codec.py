@@ -43,11 +43,13 @@ class Codec(nn.Module):
         convention: Of the channel, whose power constraint symbols keep to.
         side_bits: Side information about each image, whatever its rate [bit].
         checks_budget: Whether ratios of a tensor and what side information leaves are checked in evaluation.
+        tells_bases: Whether `encode` takes a base, which symbols refine.
     """
 
     convention: Convention = STANDARD
     side_bits = 0
     checks_budget = True
+    tells_bases = False
 
     def __init__(self, max_ratio: float | str | Fraction, stride: int) -> None:
         super().__init__()
@@ -109,15 +111,26 @@ class Codec(nn.Module):
         Raises:
             UsageError: If they are no batch of RGB images in floating point.
         """
-        if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
-            raise UsageError(
-                f"images are floats [batch, 3, height, width] in [0, 1], not {images.dtype} {list(images.shape)}."
-            )
+        check_images(images)
         height, width = (-size % self.stride for size in images.shape[2:])
         return F.pad(images, (0, width, 0, height), mode="replicate") if height or width else images
 
-    def budget(self, images: Tensor, snr_db: Tensor, ratio: Ratio | None) -> tuple[int, Tensor, Tensor]:
+    def budget(
+        self,
+        images: Tensor,
+        snr_db: Tensor,
+        ratio: Ratio | None,
+        more_bits: Tensor | float = 0.0,
+        taken: Tensor | float = 0,
+    ) -> tuple[int, Tensor, Tensor]:
         """Width of a transmission, the symbols that each image sends, int64 `[batch]`, and its side information [bit].
+
+        Args:
+            images: `[batch, 3, height, width]`.
+            snr_db: `[batch]` [dB].
+            ratio: See `encode`.
+            more_bits: Side information beside `side_bits` and the rate, `[batch]` [bit].
+            taken: Channel uses of an image that are spent already, int64 `[batch]`.
 
         Raises:
             UsageError: If a ratio is above `max_ratio`, or leaves no symbol (ratios of a tensor: in evaluation).
@@ -130,9 +143,9 @@ class Codec(nn.Module):
                     f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
                 )
             bits = self.side_bits + (0 if self.training else math.ceil(math.log2(most)))
-            side = torch.full_like(ratio, bits, dtype=torch.float32)
+            side = torch.full_like(ratio, bits, dtype=torch.float32) + more_bits
             uses = torch.floor(ratio * source_values(shape) + 1e-6).long()
-            sent = uses.clamp(max=most) - side_information_uses(side, snr_db)
+            sent = uses.clamp(max=most) - side_information_uses(side, snr_db) - taken
             if self.checks_budget and not self.training:  # that would wait for the device
                 self._check_budget(ratio, uses, sent, most)
             return most, sent, side
@@ -141,9 +154,9 @@ class Codec(nn.Module):
             raise UsageError(
                 f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
             )
-        side = images.new_full((len(images),), self.side_bits)
+        side = images.new_full((len(images),), self.side_bits, dtype=torch.float32) + more_bits
         uses = torch.full((len(images),), width, device=images.device)
-        sent = uses - side_information_uses(side, snr_db) if self.side_bits else uses
+        sent = uses - side_information_uses(side, snr_db) - taken if self.side_bits else uses
         captured = images.is_cuda and torch.cuda.is_current_stream_capturing()  # a check would wait for the device
         if self.side_bits and self.checks_budget and not self.training and not captured:
             self._check_budget(uses / source_values(shape), uses, sent, most)
@@ -176,7 +189,7 @@ class Codec(nn.Module):
 
     def symbols(self, latent: Tensor, width: int, uses: Tensor) -> tuple[Tensor, Tensor]:
         """Symbols of latents before their power is normalised, and which of them are sent; see `transmission`."""
-        return pair_iq(latent, width), torch.arange(width, device=uses.device) < uses[:, None]
+        return pair_iq(latent)[:, :width], torch.arange(width, device=uses.device) < uses[:, None]
 
     def latent(self, values: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
         """Real values of symbols `[batch, k]` at their places in the latent `[batch, P, h, w]`; unsent ones are 0."""
@@ -192,6 +205,18 @@ class Codec(nn.Module):
         """The image without its padding; clipped to [0, 1] in evaluation."""
         images = images[..., : image_shape[1], : image_shape[2]].float()
         return images if self.training else images.clamp(0, 1)
+
+
+def check_images(images: Tensor) -> None:
+    """Refuses what no codec takes.
+
+    Raises:
+        UsageError: If they are no batch of RGB images in floating point.
+    """
+    if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
+        raise UsageError(
+            f"images are floats [batch, 3, height, width] in [0, 1], not {images.dtype} {list(images.shape)}."
+        )
 
 
 def as_ratio(ratio: float | str | Fraction) -> Fraction:

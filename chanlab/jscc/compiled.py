@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from chanlab.errors import UsageError
+from chanlab.jscc.bases import Base
 from chanlab.jscc.codec import Codec, Ratio
 from chanlab.jscc.contract import Received, Transmission, exact_ratio, per_image
 
@@ -38,13 +40,24 @@ class CompiledCodec:
         _convert(self.codec, dtype)
         self._programs: dict[Hashable, Callable[..., Any]] = {}
 
-    def encode(self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None) -> Transmission:
-        """See `Codec.encode`."""
+    def encode(
+        self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None, base: Base | None = None
+    ) -> Transmission:
+        """See `Codec.encode`, and `AdaptiveJSCC.encode` for the base."""
         inputs = [images, per_image(snr_db, images).contiguous()]
         agreed = None if ratio is None or isinstance(ratio, Tensor) else exact_ratio(ratio)
+        layer = getattr(self.codec, "base_layer", None)
+        if base is None and layer is not None:
+            with torch.no_grad(), torch.autocast(images.device.type, self.dtype):
+                base = layer.best(self.codec, images, inputs[1], ratio)
+        has = isinstance(ratio, Tensor), base is not None
         if isinstance(ratio, Tensor):
             inputs.append(ratio)
-        symbols, *others = self._run(_Encoding(self.codec, self.dtype, agreed), inputs, agreed)
+        if base is not None:
+            if base.uses is None:
+                raise UsageError("a base must say how many channel uses it takes: see BaseLayer and PayloadRate.")
+            inputs += [base.image, base.uses]
+        symbols, *others = self._run(_Encoding(self.codec, self.dtype, agreed, has), inputs, (agreed, has))
         return Transmission(torch.view_as_complex(symbols), *others)
 
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
@@ -77,14 +90,21 @@ class CompiledCodec:
 class _Encoding(nn.Module):
     """Tensors in, tensors out; symbols as real and imaginary parts."""
 
-    def __init__(self, codec: Codec, dtype: torch.dtype, ratio: Fraction | None) -> None:
+    def __init__(
+        self, codec: Codec, dtype: torch.dtype, ratio: Fraction | None, has: tuple[bool, bool] = (False, False)
+    ) -> None:
         super().__init__()
-        self.codec, self.dtype, self.ratio = codec, dtype, ratio
+        self.codec, self.dtype, self.ratio, self.has = codec, dtype, ratio, has
 
-    def forward(self, images: Tensor, snr_db: Tensor, ratio: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    def forward(self, images: Tensor, snr_db: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+        ratio = others[0] if self.has[0] else self.ratio
+        more = {}
+        if self.has[1]:
+            image, uses = others[-2:]
+            more["base"] = Base(image, uses, uses)  # bytes aren't read
         with torch.autocast(images.device.type, self.dtype):
-            sent = self.codec.encode(images, snr_db, self.ratio if ratio is None else ratio)
-        return torch.view_as_real(sent.symbols), sent.used, sent.side_bits, sent.side
+            sent = self.codec.encode(images, snr_db, ratio, **more)
+        return torch.view_as_real(sent.symbols), sent.used, sent.side_bits, sent.side, sent.base_uses
 
 
 class _Decoding(nn.Module):

@@ -195,12 +195,12 @@ def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convent
     return (convention.power * count / floored.where(energy > 0, 1.0)).sqrt()
 
 
-def pair_iq(latent: Tensor, count: int | None = None) -> Tensor:
+def pair_iq(latent: Tensor, order: Tensor | None = None) -> Tensor:
     """Symbols of real latents: the first half of an image's values are the in-phase parts, the second the quadratures.
 
     Args:
         latent: Real `[batch, ...]` with an even number of values per image.
-        count: Symbols that are wanted, the first ones; None: all.
+        order: Which symbols are wanted, int64 `[batch, k]`; None: all.
 
     Returns:
         Complex64 `[batch, k]`.
@@ -210,7 +210,9 @@ def pair_iq(latent: Tensor, count: int | None = None) -> Tensor:
         raise UsageError(
             f"{flat.shape[1]} real values per image can't be paired into complex symbols: take an even one."
         )
-    return torch.view_as_complex(torch.stack([half[:, :count] for half in flat.chunk(2, 1)], -1))
+    return torch.view_as_complex(
+        torch.stack([half if order is None else half.gather(1, order) for half in flat.chunk(2, 1)], -1)
+    )
 
 
 def split_iq(symbols: Tensor) -> Tensor:
@@ -241,12 +243,15 @@ class Transmission:
         used: Which symbols are sent, bool `[batch, k]`.
         side_bits: What the receiver must know besides the symbols (a rate, a mask, a scale) [bit], float `[batch]`.
         side: What of that isn't the mask, as the codec's decoder takes it, float `[batch, values]`, or None.
+        base_uses: Channel uses of what a digital link brings in the same frame (a compressed image, part of `side`),
+            int64 `[batch]`, or None.
     """
 
     symbols: Tensor
     used: Tensor
     side_bits: Tensor
     side: Tensor | None = None
+    base_uses: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_symbols(self.symbols, self.used)
@@ -269,7 +274,7 @@ class Transmission:
         return energy / self.used.sum(1).clamp(min=1)
 
     def uses(self, snr_db: Tensor | float, gap_db: float = SIDE_GAP_DB) -> Tensor:
-        """Symbols of each image: those sent, and those of the side information; without pilots.
+        """Symbols of each image: those sent, those of the side information and of a base; without pilots.
 
         They are its channel uses where a channel use carries one symbol; `Received.uses` tells them for any channel.
 
@@ -280,7 +285,8 @@ class Transmission:
         Returns:
             Int64 `[batch]`.
         """
-        return self.used.sum(1) + side_information_uses(self.side_bits, per_image(snr_db, self.symbols), gap_db)
+        uses = self.used.sum(1) + side_information_uses(self.side_bits, per_image(snr_db, self.symbols), gap_db)
+        return uses if self.base_uses is None else uses + self.base_uses
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,17 @@ def linear_start(channels: int) -> tuple[Tensor, Tensor]:
     return encoder, decoder
 
 
+def latent_deviation_db(pairs: int) -> Tensor:
+    """Standard deviation of the complex channels of `linear_start` before their gains, over its mean [dB], `[pairs]`.
+
+    Channels beyond the 192 coefficients are taken for as weak as the last.
+    """
+    deviation = _deviation().sort(descending=True).values
+    deviation = torch.cat([deviation, deviation[-1:].expand(max(0, 2 * pairs - 192))])[: 2 * pairs]
+    decibel = 10 * deviation.view(-1, 2).square().mean(1).log10()
+    return decibel - decibel.mean()
+
+
 def cosines(size: int) -> Tensor:
     """The orthonormal DCT of type II, `[frequency, position]`."""
     index = torch.arange(size)

@@ -64,7 +64,7 @@ def coherent_sum_backward(
         return g, t, u, w, p, q
     gains, delays, departures, arrivals = (torch.empty_like(x) for x in held[:4])
     positions = delay.new_zeros(batch, splits, num_rx, num_tx, 6)
-    (down,) = laid_out([grad])
+    (down,) = laid_out([grad.resolve_conj()])
     _call(lib, "coherent_backward", sizes, wavelength, down, *held, gains, delays, departures, arrivals, positions)
     whole = positions.sum(1)
     return gains, delays, departures, arrivals, whole[..., 3:].sum(1), whole[..., :3].sum(2)
@@ -85,7 +85,7 @@ def _prepare(*inputs: Tensor, stage: str) -> tuple[list[Tensor], tuple[int, ...]
         raise UsageError(
             f"coherent_sum of {batch} links of {pairs} antenna pairs is too large at once; split the batch."
         )
-    held = laid_out(inputs)
+    held = laid_out([x.resolve_conj() for x in inputs])
     return held, (batch, paths, num_rx, num_tx, tones, splits), lib
 
 

@@ -24,8 +24,5 @@ def pack_problem(asked: Asked, gaussians: int, receivers: int, channels: int) ->
 
 
 def laid_out(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous, with lazy negation and conjugation (`is_neg`, `is_conj`) carried out: what pointers show."""
-    return [
-        x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else x.resolve_conj().resolve_neg().contiguous()
-        for x in tensors
-    ]
+    """Contiguous, with lazy negation (`is_neg`) carried out: what pointers show. Complex ones are conjugated before."""
+    return [x if x.is_contiguous() and not x.is_neg() else x.resolve_neg().contiguous() for x in tensors]

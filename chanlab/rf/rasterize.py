@@ -105,9 +105,9 @@ def rasterize_sphere(
         rotations = torch.eye(3, dtype=means.dtype, device=means.device).expand(receivers.shape[0], 3, 3)
     inputs = (means, quaternions, scales, opacities, signals, receivers, rotations)
     _check_inputs(inputs)
-    if backend is None:
-        backend = means.device.type
-    if backend not in BACKENDS or (backend != "reference" and backend != means.device.type):
+    kind = means.device.type
+    backend = kind if backend is None else backend
+    if backend not in BACKENDS or backend not in ("reference", kind):
         raise UsageError(
             f"rasterize_sphere: back end {backend!r} can't draw tensors on {means.device}. Use one of {BACKENDS}; "
             "`cpu` and `cuda` want the tensors there, `reference` takes them anywhere."
@@ -128,21 +128,34 @@ def rasterize_sphere(
 
 
 def _check_inputs(inputs: tuple[Tensor, ...]) -> None:
+    if _fit(inputs):  # at once: the device waits meanwhile
+        return
     shapes, kinds = [x.shape for x in inputs], [(x.dtype, x.device) for x in inputs]
     n, b, dtype = shapes[0][:1], shapes[5][:1], kinds[0][0]
     wanted = [(*n, 3), (*n, 4), (*n, 3), n, (*n, *shapes[4][1:2]), (*b, 3), (*b, 3, 3)]
-    if shapes != wanted or kinds != [kinds[0]] * len(kinds):
-        for name, shape, want, kind in zip(sphere.INPUTS, shapes, wanted, kinds, strict=True):
-            if shape != want:
-                raise UsageError(f"rasterize_sphere: {name} must be {list(want)}, got {list(shape)}.")
-            if kind != kinds[0]:
-                raise UsageError(
-                    f"rasterize_sphere: {name} is {kind[0]} on {kind[1]}, means are {dtype} on {kinds[0][1]}; convert "
-                    "with .to()."
-                )
+    for name, shape, want, kind in zip(sphere.INPUTS, shapes, wanted, kinds, strict=True):
+        if shape != want:
+            raise UsageError(f"rasterize_sphere: {name} must be {list(want)}, got {list(shape)}.")
+        if kind != kinds[0]:
+            raise UsageError(
+                f"rasterize_sphere: {name} is {kind[0]} on {kind[1]}, means are {dtype} on {kinds[0][1]}; convert "
+                "with .to()."
+            )
     if len(shapes[4]) != 2:
         raise UsageError("rasterize_sphere: means are [N, 3], signals [N, C] and receivers [B, 3].")
     if not b[0]:
         raise UsageError("rasterize_sphere: there are no receivers; give at least one position.")
-    if dtype not in (torch.float32, torch.float64):
-        raise UsageError(f"rasterize_sphere: float32 or float64 is needed, got {dtype}; convert with .float().")
+    raise UsageError(f"rasterize_sphere: float32 or float64 is needed, got {dtype}; convert with .float().")
+
+
+def _fit(inputs: tuple[Tensor, ...]) -> bool:
+    shapes, dtype, device = [x.shape for x in inputs], inputs[0].dtype, inputs[0].device
+    if len(shapes[4]) != 2 or not shapes[5] or dtype not in (torch.float32, torch.float64):
+        return False
+    (n, c), b = shapes[4], shapes[5][0]
+    return (
+        b > 0
+        and shapes == [(n, 3), (n, 4), (n, 3), (n,), (n, c), (b, 3), (b, 3, 3)]
+        and [x.dtype for x in inputs] == [dtype] * 7
+        and [x.device for x in inputs] == [device] * 7
+    )

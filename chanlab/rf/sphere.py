@@ -193,15 +193,16 @@ def _backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None
 
 
 class _Draw(torch.autograd.Function):
-    """The operator for plain tensors: the same kernels without the dispatcher, which takes longer than they do."""
+    """Gradients of what was drawn without torch's dispatcher, which takes longer than the kernels do.
+
+    The drawing is done before autograd hears of it, so that the device need not wait for its bookkeeping.
+    """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> _Made:
         ctx.set_materialize_grads(False)
-        inputs, (asked, statistics, capacity, slot) = arguments[:7], arguments[7:]
-        ctx.asked, ctx.capacity = asked, capacity
+        inputs, ((*made, state), ctx.asked, ctx.capacity) = arguments[:7], arguments[7:]
         ctx.pull = _cuda_backward if inputs[0].is_cuda else _cpu_backward
-        *made, state = _outputs(inputs, asked, statistics, capacity, slot, keep=True)
         ctx.save_for_backward(*inputs, made[1], state)
         ctx.mark_non_differentiable(*(x for x in made[2:] if x is not None))
         return tuple(made)
@@ -209,7 +210,7 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, by_image: Tensor | None, by_transmittance: Tensor | None, *_: Any) -> tuple[Any, ...]:
-        return (*_pull(ctx, by_image, by_transmittance, ctx.pull), *(None,) * 4)
+        return (*_pull(ctx, by_image, by_transmittance, ctx.pull), *(None,) * 3)
 
 
 def _outputs(
@@ -221,9 +222,11 @@ def _outputs(
 
 
 def _draw(inputs: tuple[Tensor, ...], asked: Asked, statistics: bool, capacity: int, slot: int) -> _Made:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        return _Draw.apply(*inputs, asked, statistics, capacity, slot)  # type: ignore[no-any-return, no-untyped-call]
-    return _outputs(inputs, asked, statistics, capacity, slot, keep=False)[:5]
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    made = _outputs(inputs, asked, statistics, capacity, slot, keep)
+    if keep:
+        return _Draw.apply(*inputs, made, asked, capacity)  # type: ignore[no-any-return, no-untyped-call]
+    return made[:5]
 
 
 def _dispatch(inputs: tuple[Tensor, ...], asked: Asked, statistics: bool, capacity: int, slot: int) -> _Made:

@@ -10,7 +10,7 @@ from contract_checks import check_codec, smooth_images
 
 from chanlab.errors import UsageError
 from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC
-from chanlab.jscc.adaptive import HIGHEST_SCALE_DB, LOWEST_SCALE_DB, SCALE_BITS
+from chanlab.jscc.adaptive import HIGHEST_SCALE_DB, LOWEST_CONTRAST_DB, LOWEST_SCALE_DB, SCALE_BITS
 from chanlab.jscc.adjscc import AttentionFeature
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.contract import side_information_uses
@@ -119,7 +119,7 @@ def test_any_image_size_at_exactly_k_symbols(name, shape, ratio):
     sent = codec.encode(images, snr)
     k = math.floor(ratio * 3 * shape[0] * shape[1])
     assert sent.symbols.shape == (2, k)
-    side = side_information_uses(torch.full((2,), float(codec.side_bits)), snr)
+    side = side_information_uses(sent.side_bits, snr)
     assert (name == "adaptive") == (side.sum() > 0)
     assert sent.used.sum(1).tolist() == (k - side).tolist()
     assert sent.uses(snr).tolist() == [k, k]
@@ -176,15 +176,15 @@ def test_a_rate_per_image_is_told_and_counted():
     ratio = torch.tensor([1 / 24, 1 / 12, 1 / 6], dtype=torch.float64)
     sent = codec.encode(images, snr, ratio)
     n = 3 * 48 * 40
-    assert sent.side_bits.tolist() == [codec.side_bits + math.ceil(math.log2(n // 6))] * 3
+    agreed = codec.encode(images, snr, Fraction(1, 12))
+    assert (agreed.side_bits > codec.side_bits).all()
+    torch.testing.assert_close(sent.side_bits, agreed.side_bits + math.ceil(math.log2(n // 6)))
     assert sent.uses(snr).tolist() == [n // 24, n // 12, n // 6]
     assert (sent.used.sum(1) < torch.tensor([n // 24, n // 12, n // 6])).all()
     assert (sent.symbols[~sent.used] == 0).all()
     torch.testing.assert_close(sent.power, torch.ones(3))
     first = sent.used.long().argmin(1)  # each a prefix
     assert (sent.used.sum(1)[:2] == first[:2]).all()
-    agreed = codec.encode(images, snr, Fraction(1, 12))
-    assert agreed.side_bits.tolist() == [codec.side_bits] * 3
     with pytest.raises(UsageError, match="float64"):
         codec.encode(images, snr, ratio.float())
 
@@ -213,9 +213,12 @@ def test_the_decoder_is_told_the_mean_snr_after_equalisation():
     seen = []
     codec.decoder.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1]))
     picture = codec.decode(received, (3, 32, 32))
-    expected = codec.conditions(torch.tensor([5.0]), sent.used.sum(1), (3, 32, 32))
-    torch.testing.assert_close(seen[0][:, :2], expected)  # half at 0 dB, half at 10 dB
-    torch.testing.assert_close(seen[0][:, 2], 2 * sent.side[:, 0].log10() - 1)
+    scale, contrast, refines = sent.side[:, :3].unbind(1)
+    uses = sent.used.sum(1)
+    mean_db = 10 * (uses // 2) / uses  # every other one at 0 dB, the others at 10 dB
+    expected = codec.conditions(mean_db, uses, (3, 32, 32), contrast, refines)
+    torch.testing.assert_close(seen[0][:, :4], expected)
+    torch.testing.assert_close(seen[0][:, 4], 2 * scale.log10() - 1)
     torch.testing.assert_close(codec.decode(replace(received, snr_db=snr + 10), (3, 32, 32)), picture)
 
 
@@ -246,16 +249,19 @@ def test_mean_colour_and_scale_are_told():
     images = torch.cat([image, image.mean((2, 3), keepdim=True) + colour + 0.4 * (image - image.mean((2, 3), True))])
     sent = codec.encode(images, snr)
     assert (sent.symbols[0].conj() * sent.symbols[1]).real.sum() / sent.used[0].sum() > 0.999  # but for rounded means
-    torch.testing.assert_close(sent.side[:, 1:], images.mean((2, 3)), rtol=0.0, atol=0.5001 / 255)
-    step = (HIGHEST_SCALE_DB - LOWEST_SCALE_DB) / (2**SCALE_BITS - 1)
-    assert abs(20 * (sent.side[1, 0] / sent.side[0, 0]).log10() + 20 * math.log10(0.4)) <= step + 0.1
+    base = sent.side[:, 3 + 2 * 3 :].view(2, 3, 32, 48)
+    torch.testing.assert_close(base[..., 0, 0], images.mean((2, 3)), rtol=0.0, atol=0.5001 / 255)
+    assert (base == base[..., :1, :1]).all()
+    step, scale_step = -LOWEST_CONTRAST_DB / 127, (HIGHEST_SCALE_DB - LOWEST_SCALE_DB) / (2**SCALE_BITS - 1)
+    assert abs(20 * (sent.side[1, 1] / sent.side[0, 1]).log10() - 20 * math.log10(0.4)) <= step + 0.1
+    assert abs(20 * (sent.side[1, 0] / sent.side[0, 0]).log10()) <= step + scale_step
     received = codec.decode(through(sent, snr), (3, 32, 48))
     torch.testing.assert_close(received.mean((2, 3)), images.mean((2, 3)), rtol=0.0, atol=0.01)
     spread = received.std((2, 3)).mean(1)
     assert 0.35 < spread[1] / spread[0] < 0.45
     # Told in steps, exact in training, where gradients go through it.
     exact = codec.train().encode(images, snr).side
-    assert 0 < (20 * (exact[:, 0] / sent.side[:, 0]).log10()).abs().max() <= step / 2 + 1e-4
+    assert 0 < (20 * (exact[:, 0] / sent.side[:, 0]).log10()).abs().max() <= scale_step / 2 + 1e-4
     assert exact.requires_grad
 
 

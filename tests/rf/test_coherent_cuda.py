@@ -82,6 +82,21 @@ def test_kernels_are_the_reference(shape):
 
 
 @pytest.mark.usefixtures("on_host")
+def test_lazy_conjugates_and_signs_are_carried_out():
+    gain, delay, *rest = draw(1, 40, 2, 3, 5)
+    grad = torch.randn(1, 3, 2, 5, dtype=torch.complex64, generator=torch.Generator().manual_seed(2))
+    negative = torch.complex(torch.zeros_like(delay), -delay).conj().imag
+    assert negative.is_neg()
+    runs = []
+    for lazy in (True, False):
+        inputs = [gain.conj(), negative, *rest] if lazy else [gain.conj().resolve_conj(), delay, *rest]
+        down = grad.conj() if lazy else grad.conj().resolve_conj()
+        forward = coherent_cuda.coherent_sum_forward(*inputs, WAVELENGTH)
+        runs.append([forward, *coherent_cuda.coherent_sum_backward(down, *inputs, WAVELENGTH)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.usefixtures("on_host")
 def test_order_of_threads_does_not_count(monkeypatch):
     inputs = draw(2, 100, 3, 7, 70)
     grad = torch.ones(2, 7, 3, 70, dtype=torch.complex64)

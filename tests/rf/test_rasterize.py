@@ -416,6 +416,14 @@ def test_wrong_inputs_are_named():
         wrong[which] = inputs[which].float()
         with pytest.raises(UsageError, match=name if which else "rasterize_sphere"):
             draw(wrong, SPHERE, "cpu")
+        wrong[which] = inputs[which].to("meta")
+        with pytest.raises(UsageError, match=name if which else "quaternions"):
+            rasterize_sphere(*wrong, panorama=SPHERE)
+        for axis in range(inputs[which].ndim):
+            wrong[which] = inputs[which].repeat_interleave(2, axis)
+            if (name, axis) != ("signals", 1):
+                with pytest.raises(UsageError, match="must be"):
+                    draw(wrong, SPHERE, "cpu")
     with pytest.raises(UsageError, match="float32"):
         draw([x.half() for x in inputs], SPHERE, "cpu")
     with pytest.raises(UsageError, match="no receivers"):

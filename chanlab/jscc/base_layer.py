@@ -1,0 +1,114 @@
+"""Which base layer an image is sent with: a compressed image over 5G LDPC and QAM, in a share of the channel uses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chanlab.data import counter
+from chanlab.errors import UsageError
+from chanlab.jscc.bases import Base, BaseCodec, mean_colour
+from chanlab.jscc.channels import AWGN
+from chanlab.jscc.codec import Ratio
+from chanlab.jscc.contract import channel_uses, side_information_uses
+
+if TYPE_CHECKING:
+    from chanlab.jscc.adaptive import AdaptiveJSCC
+
+
+class BaseLayer:
+    """Finds the base layer with which a codec sends an image best over AWGN, no base included.
+
+    For each share of the channel uses, the modulation and coding scheme that carries most bits at the error rate is
+    filled with the best file that fits. The encoder then sends and receives the image itself, over noise that it draws,
+    and takes what came out best: encoding takes as many encodings and decodings as there are candidates.
+
+    Args:
+        codec: Name of an image codec; see `chanlab.jscc.separation.find_codec`.
+        shares: Shares tried, each above 0 and below 1.
+        error: Probability that a base is lost, at most.
+    """
+
+    def __init__(
+        self, codec: str = "avif", shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85), error: float = 1e-3
+    ) -> None:
+        if not shares or not all(0 < share < 1 for share in shares):
+            raise UsageError(f"shares lie between 0 and 1, not {list(shares)}.")
+        from chanlab.jscc.separation.channel_codes import LdpcQam
+
+        self.codec, self.shares, self.error = BaseCodec(codec), tuple(shares), error
+        self.code = LdpcQam()
+
+    @functools.lru_cache(1 << 14)  # noqa: B019
+    def _bytes(self, symbols: int, snr_db: float) -> int:
+        offers = self.code.offers(symbols, np.array([[snr_db]])) if symbols > 0 else []
+        return max((offer.num_bytes for offer in offers if offer.error <= self.error), default=0)
+
+    def candidates(self, images: Tensor, snr_db: Tensor, uses: Sequence[int]) -> list[Base]:
+        """A base for each share, where a file fits it; elsewhere mean colours, which take no channel use.
+
+        Args:
+            images: `[batch, 3, height, width]` in [0, 1].
+            snr_db: SNR per complex symbol [dB], `[batch]`.
+            uses: Channel uses of each image.
+        """
+        pictures = (255 * images).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+        snrs = snr_db.tolist()
+        index = side_information_uses(torch.full((len(images),), float(self.code.side_bits)), snr_db.cpu()).tolist()
+        found = []
+        for share in self.shares:
+            image = mean_colour(images)[..., None, None].expand_as(images).clone()
+            size, taken = torch.zeros(2, len(images), dtype=torch.int64)
+            for i, picture in enumerate(pictures):
+                symbols = int(share * uses[i])
+                room = self._bytes(symbols - index[i], round(snrs[i], 3))
+                file = self.codec.within(picture, room) if room else None
+                if file is not None:
+                    image[i] = torch.from_numpy(file.image.copy()).permute(2, 0, 1).to(image) / 255
+                    size[i], taken[i] = len(file.data), symbols
+            found.append(Base(image, size, taken.to(images.device)))
+        return found
+
+    @torch.no_grad()
+    def best(self, codec: AdaptiveJSCC, images: Tensor, snr_db: Tensor, ratio: Ratio | None) -> Base:
+        """The base of each image; its mean colour where it is better off without."""
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        asked = codec.max_ratio if ratio is None else ratio
+        if isinstance(asked, Tensor):
+            uses = [channel_uses(shape, Fraction(r).limit_denominator(10**6)) for r in asked.tolist()]
+        else:
+            uses = [channel_uses(shape, asked)] * len(images)
+        channel = AWGN(codec.convention).eval()
+        # An image is sent alike in any company: noise of its own, the same for all.
+        keys = counter.keys(torch.zeros(len(images), dtype=torch.int64, device=images.device), 0, "base")
+
+        def error(base: Base) -> Tensor:
+            received = channel(codec.encode(images, snr_db, ratio, base), snr_db, keys)
+            return (codec.decode(received, shape) - images).square().mean((1, 2, 3))
+
+        none = torch.zeros(len(images), dtype=torch.int64)
+        best = Base(mean_colour(images)[..., None, None].expand_as(images), none, none.to(images.device))
+        least = error(best)
+        for base in self.candidates(images, snr_db + codec.convention.offset_db, uses):
+            if not bool((base.num_bytes > 0).any()):
+                continue
+            found = error(base)
+            better = found < least
+            least = torch.where(better, found, least)
+            best = Base(
+                torch.where(better[:, None, None, None], base.image, best.image),
+                torch.where(better.cpu(), base.num_bytes, best.num_bytes),
+                torch.where(better, _uses(base), _uses(best)),
+            )
+        return best
+
+
+def _uses(base: Base) -> Tensor:
+    assert base.uses is not None
+    return base.uses
