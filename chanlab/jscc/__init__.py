@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from chanlab.jscc.channels import AWGN, Equalised, SymbolChannel
     from chanlab.jscc.classifier import ImageClassifier
     from chanlab.jscc.codec import Codec
+    from chanlab.jscc.compiled import CompiledCodec
     from chanlab.jscc.contract import (
         STANDARD,
         Convention,
@@ -40,6 +41,7 @@ _HOMES = {
     "AWGN": "channels",
     "AdaptiveJSCC": "adaptive",
     "Codec": "codec",
+    "CompiledCodec": "compiled",
     "Convention": "contract",
     "DeepJSCC": "deepjscc",
     "Equalised": "channels",
@@ -82,6 +84,7 @@ __all__ = [
     "STANDARD",
     "AdaptiveJSCC",
     "Codec",
+    "CompiledCodec",
     "Convention",
     "DeepJSCC",
     "Equalised",

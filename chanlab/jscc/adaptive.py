@@ -12,16 +12,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from chanlab.errors import UsageError
-from chanlab.jscc.allocation import LEVELS, STEP_DB, ActivityMap, symbol_order
+from chanlab.jscc import gated
+from chanlab.jscc.allocation import (
+    LEVELS,
+    STEP_DB,
+    ActivityMap,
+    at_places,
+    level_order,
+    symbol_order,
+    symbol_places,
+)
 from chanlab.jscc.bases import Base, mean_colour
 from chanlab.jscc.codec import Codec, Ratio, check_images
 from chanlab.jscc.contract import (
     Received,
     Transmission,
-    normalise_power,
     pair_iq,
     per_image,
     power_scale,
+    scaled,
     side_information_uses,
     source_values,
 )
@@ -58,7 +67,7 @@ class AdaptiveJSCC(Codec):
     - Means of neighbouring blocks are alike: a further DCT over 4 x 4 of them (`LatentTransform`) sends each of its
       coefficients at a gain of its own. Convolutions, which treat all positions alike, couldn't.
     - A map of local activity, coded and counted as side information (`ActivityMap`), decides where symbols go: busy
-      blocks get up to twice as many as there are on average, even ones few (`symbol_order`).
+      blocks get up to twice as many as there are on average, even ones few (`level_order`).
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
       decoder is told the mean SNR after equalisation, and by the same way the power's scale.
     - What is sent is the difference from a base that the receiver has, brought to unit contrast. Without more the base
@@ -86,7 +95,7 @@ class AdaptiveJSCC(Codec):
         base_layer: Finds base layers; None without.
     """
 
-    ranks: Tensor
+    groups: Tensor
     always: Tensor
     side_bits = 1 + 3 * 8 + SCALE_BITS + CONTRAST_BITS
     tells_bases = True
@@ -121,8 +130,10 @@ class AdaptiveJSCC(Codec):
         # What a compressed base leaves is about as strong in all coefficients: no gains to begin with.
         self.base_gain = nn.Parameter(-self.spread.gain.detach())
         self.base_loss = nn.Parameter(-self.gather.gain.detach())
-        self.register_buffer("ranks", latent_deviation_db(self.pairs) / STEP_DB, persistent=False)
-        self.register_buffer("always", torch.arange(self.pairs) < MEANS, persistent=False)
+        always = torch.arange(self.pairs) < MEANS
+        self.register_buffer("always", always, persistent=False)
+        groups = level_order(latent_deviation_db(self.pairs) / STEP_DB, always)
+        self.register_buffer("groups", groups, persistent=False)
         self.encoder = _Encoder(2 * self.pairs, widths, depths, kernel, conditioning)
         self.decoder = _Decoder(3 * self.pairs, widths, depths, kernel, conditioning)
 
@@ -152,14 +163,15 @@ class AdaptiveJSCC(Codec):
         refines = (taken > 0).float()
         conditions = self.conditions(snr_db, uses, images.shape[1:], contrast, refines)
         inputs = torch.cat([difference / 2, self.pad(image) * 2 - 1], 1)
-        latent = pair_iq(self.analysis(inputs, conditions, levels))
-        symbols = latent.gather(1, self.order(levels, images.shape[1:])[:, :width])
+        order = symbol_order(self.places(levels, images.shape[1:]))[:, :width]
+        symbols = pair_iq(self.analysis(inputs, conditions, levels), order)
         used = torch.arange(width, device=uses.device) < uses[:, None]
-        scale = power_scale(symbols, used, self.convention).expand(len(images))
+        power = power_scale(symbols, used, self.convention)
+        scale = power.expand(len(images))
         if not self.training:
             scale = told(scale, SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
         side = torch.cat([torch.stack([scale, contrast, refines], 1), levels.flatten(1), image.flatten(1)], 1)
-        return Transmission(normalise_power(symbols, used, self.convention), used, bits, side, taken)
+        return Transmission(scaled(symbols, used, power), used, bits, side, taken)
 
     def _base(self, images: Tensor, base: Base | None, snr_db: Tensor, ratio: Ratio | None) -> tuple[Tensor, Tensor]:
         """Bases as the receiver has them, and the channel uses that they take, int64 `[batch]`."""
@@ -191,15 +203,14 @@ class AdaptiveJSCC(Codec):
             levels = torch.full((len(share), *blocks), LEVELS - 2, device=share.device)
             base = torch.full((len(share), *image_shape), 0.5, device=share.device)
         else:
-            told, levels, base = side.split([3, math.prod(blocks), math.prod(image_shape)], 1)
+            told, levels, base = torch.split(side, [3, math.prod(blocks), math.prod(image_shape)], 1)
             levels, base = levels.long().view(-1, *blocks), base.view(-1, *image_shape)
         power, contrast, refines = told.unbind(1)
-        order = self.order(levels, image_shape)[:, : used.shape[1]]
+        places = self.places(levels, image_shape)
         scale = share / (received.gain.clamp(min=1e-6) * power[:, None])
         values = (scale * received.symbols.real, scale * received.symbols.imag, share)
         grid = (self.pairs, *self.grid(image_shape))
-        unsent = share.new_zeros(len(share), math.prod(grid))
-        features = torch.cat([unsent.scatter(1, order, value).view(-1, *grid) for value in values], 1)
+        features = torch.cat([at_places(value, places).view(-1, *grid) for value in values], 1)
         uses = used.sum(1).clamp(min=1)
         snr_db = torch.where(used, received.symbol_snr_db, 0.0).sum(1) / uses
         conditions = self.conditions(snr_db, uses, image_shape, contrast, refines)
@@ -208,12 +219,12 @@ class AdaptiveJSCC(Codec):
         difference = self.synthesis(features, conditions, padded * 2 - 1, levels)
         return self.crop(padded + 2 * contrast[:, None, None, None] * difference, image_shape)
 
-    def order(self, levels: Tensor, image_shape: Sequence[int]) -> Tensor:
-        """Which latents an image's symbols are, as both sides know it from the map; see `symbol_order`."""
+    def places(self, levels: Tensor, image_shape: Sequence[int]) -> Tensor:
+        """Where latents stand among an image's symbols, as both sides know it from the map; see `symbol_places`."""
         height, width = self.grid((image_shape[0], image_shape[1], image_shape[2]))
         cells = self.map.block // self.stride
         positions = levels.repeat_interleave(cells, 1).repeat_interleave(cells, 2)[:, :height, :width]
-        return symbol_order(positions, self.ranks, self.always)
+        return symbol_places(positions, self.groups, self.always)
 
     def analysis(self, images: Tensor, conditions: Tensor, levels: Tensor | None = None) -> Tensor:
         """See `Codec.analysis`.
@@ -309,6 +320,9 @@ class GatedBlock(nn.Module):
             x: `[batch, height, width, C]`.
             modulation: `[batch, 1, 1, 4 C]`: scale and shift of either branch.
         """
+        if gated.fits(x):
+            layers = self.spatial_in, self.depthwise, self.spatial_out, self.mixer_in, self.mixer_out
+            return gated.gated_block(x, modulation, layers)
         spatial_scale, spatial_shift, mixer_scale, mixer_shift = modulation.chunk(4, -1)
         y = self.spatial_in(_normalise(x) * (1 + spatial_scale) + spatial_shift)
         left, right = depthwise(y, self.depthwise.weight, cast(Tensor, self.depthwise.bias)).chunk(2, -1)

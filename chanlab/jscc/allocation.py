@@ -61,20 +61,60 @@ class ActivityMap(nn.Module):
         return 2 * spread.float() / (LEVELS - 1) - 1
 
 
-def symbol_order(levels: Tensor, ranks: Tensor, always: Tensor) -> Tensor:
-    """Which complex latents are sent first.
+def level_order(ranks: Tensor, always: Tensor) -> Tensor:
+    """Which levels of which channels are sent first.
 
     A latent's score is the level of its block plus the rank of its channel, as if it were the logarithm of its standard
     deviation: what is sent is what reverse water-filling would take.
 
     Args:
-        levels: Of the positions of the latent, int64 `[batch, h, w]`.
         ranks: Of channels, in levels, `[channels]`.
         always: Channels that are sent before all others, bool `[channels]`.
 
     Returns:
-        Indices into `[channels, h, w]`, flat, int64 `[batch, channels h w]`.
+        Indices into `[channels, LEVELS]`, flat, int64.
     """
     score = (ranks * _UNITS).round().long() + always * (4 * LEVELS * _UNITS)
-    scores = score[:, None, None] + torch.where(always[:, None, None], 0, levels[:, None] * _UNITS)
-    return scores.flatten(1).argsort(dim=1, descending=True, stable=True)
+    scores = score[:, None] + torch.where(always[:, None], 0, torch.arange(LEVELS, device=ranks.device) * _UNITS)
+    return scores.flatten().argsort(descending=True, stable=True)
+
+
+def symbol_places(levels: Tensor, groups: Tensor, always: Tensor) -> Tensor:
+    """Where each complex latent stands in the order in which they are sent.
+
+    Latents of a channel and a level keep their order: places follow from counts, without sorting them.
+
+    Args:
+        levels: Of the positions of the latent, int64 `[batch, h, w]`.
+        groups: See `level_order`.
+        always: Channels that are sent before all others, bool `[channels]`.
+
+    Returns:
+        Places of latents `[channels, h, w]`, flat, int64 `[batch, channels h w]`.
+    """
+    flat, channels = levels.flatten(1), len(always)
+    level = torch.arange(LEVELS, device=levels.device)
+    of_level = flat[:, None] == level[:, None]
+    within = (of_level.cumsum(2) - 1).gather(1, flat[:, None])
+    # A channel that is always sent has one group, whatever the levels.
+    whole = torch.where(level == 0, flat.shape[1], 0)
+    sizes = torch.where(always[:, None], whole, of_level.sum(2)[:, None]).flatten(1)[:, groups]
+    starts = torch.empty_like(sizes).scatter(1, groups.expand_as(sizes), sizes.cumsum(1) - sizes)
+    starts = starts.view(-1, channels, LEVELS)
+    places = starts.gather(2, flat[:, None].expand(-1, channels, -1)) + within
+    index = torch.arange(flat.shape[1], device=levels.device)
+    return torch.where(always[:, None], starts[..., :1] + index, places).flatten(1)
+
+
+def symbol_order(places: Tensor) -> Tensor:
+    """Which complex latents are sent first: indices into them, flat, int64 `[batch, channels h w]`."""
+    index = torch.arange(places.shape[1], device=places.device).expand_as(places)
+    return torch.empty_like(places).scatter(1, places, index)
+
+
+def at_places(values: Tensor, places: Tensor) -> Tensor:
+    """Values of the symbols that were sent, `[batch, k]`, at their places in the latent, flat; others are 0."""
+    if values.requires_grad:  # the gradient of what is gathered would add up, symbol by symbol
+        order = symbol_order(places)[:, : values.shape[1]]
+        return values.new_zeros(places.shape).scatter(1, order, values)
+    return F.pad(values, (0, 1)).gather(1, places.clamp(max=values.shape[1]))

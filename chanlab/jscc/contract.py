@@ -173,21 +173,21 @@ def normalise_power(symbols: Tensor, used: Tensor | None = None, convention: Con
     Raises:
         UsageError: If shapes don't fit or symbols are not complex.
     """
-    scale = power_scale(symbols, used, convention)
-    x = symbols.to(torch.complex64)
-    return (x if used is None else torch.where(used, x, 0.0)) * scale[:, None]
+    return scaled(symbols, used, power_scale(symbols, used, convention))
+
+
+def scaled(symbols: Tensor, used: Tensor | None, scale: Tensor) -> Tensor:
+    """Symbols times the scale of `power_scale`, complex64 `[batch, k]`; those that are not used become exactly zero."""
+    return torch.view_as_complex(_sent_parts(symbols, used) * scale[:, None, None])
 
 
 def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convention | str = STANDARD) -> Tensor:
     """What `normalise_power` multiplies symbols by, float32 `[batch]` (`[1]` where power is shared by a batch)."""
     _check_symbols(symbols, used)
     convention = find_convention(convention)
-    x = symbols.to(torch.complex64)
-    if used is not None:
-        x = torch.where(used, x, 0.0)
     # Squares of the parts: the gradient of |x| has none at 0.
-    energy = torch.view_as_real(x).square().sum((1, 2))
-    count = x.new_full((len(x),), x.shape[1], dtype=torch.float32) if used is None else used.sum(1).to(energy)
+    energy = _sent_parts(symbols, used).square().sum((1, 2))
+    count = energy.new_full(energy.shape, symbols.shape[1]) if used is None else used.sum(1).to(energy)
     if convention.power_over == "batch":
         energy, count = energy.sum(0, keepdim=True), count.sum(0, keepdim=True)
     # Below the floor an image is as good as empty: its gradient would be endless.
@@ -195,11 +195,12 @@ def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convent
     return (convention.power * count / floored.where(energy > 0, 1.0)).sqrt()
 
 
-def pair_iq(latent: Tensor) -> Tensor:
+def pair_iq(latent: Tensor, order: Tensor | None = None) -> Tensor:
     """Symbols of real latents: the first half of an image's values are the in-phase parts, the second the quadratures.
 
     Args:
         latent: Real `[batch, ...]` with an even number of values per image.
+        order: Which symbols are wanted, int64 `[batch, k]`; None: all.
 
     Returns:
         Complex64 `[batch, k]`.
@@ -209,7 +210,9 @@ def pair_iq(latent: Tensor) -> Tensor:
         raise UsageError(
             f"{flat.shape[1]} real values per image can't be paired into complex symbols: take an even one."
         )
-    return torch.complex(*(half.contiguous() for half in flat.chunk(2, 1)))
+    return torch.view_as_complex(
+        torch.stack([half if order is None else half.gather(1, order) for half in flat.chunk(2, 1)], -1)
+    )
 
 
 def split_iq(symbols: Tensor) -> Tensor:
@@ -328,6 +331,15 @@ class Received:
     def uses(self) -> Tensor:
         """All channel uses of each image, side information and pilots included, int64 `[batch]`."""
         return self.data_uses + self.pilot_uses
+
+
+def _sent_parts(symbols: Tensor, used: Tensor | None) -> Tensor:
+    """Real and imaginary parts, float32 `[batch, k, 2]`, zero where no symbol is sent.
+
+    Compilers fuse arithmetic on real tensors alone.
+    """
+    parts = torch.view_as_real(symbols.to(torch.complex64))
+    return parts if used is None else torch.where(used[..., None], parts, 0.0)
 
 
 def _check_symbols(symbols: Tensor, used: Tensor | None) -> None:

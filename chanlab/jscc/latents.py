@@ -20,12 +20,12 @@ class LatentTransform(nn.Module):
         size: Positions of a block, in either dimension.
     """
 
-    waves: Tensor
+    basis: Tensor
 
     def __init__(self, channels: int, inverse: bool = False, size: int = 4) -> None:
         super().__init__()
         self.inverse, self.size = inverse, size
-        self.register_buffer("waves", cosines(size), persistent=False)
+        self.register_buffer("basis", torch.kron(cosines(size), cosines(size)), persistent=False)
         deviation = 1 / (0.1 + _frequencies(size) / size)
         start = (deviation / deviation.square().mean().sqrt()).log() / -2
         order = _order(channels)
@@ -46,13 +46,11 @@ class LatentTransform(nn.Module):
             if not rows or not columns:
                 return latent
             whole = latent[:, :, : rows * size, : columns * size]
-            blocks = whole.reshape(batch, channels, rows, size, columns, size).transpose(3, 4)
-            gain = self.gain.exp()[:, None, None]
-            if self.inverse:
-                blocks = self.waves.T @ (blocks * gain) @ self.waves
-            else:
-                blocks = self.waves @ blocks @ self.waves.T * gain
-            whole = blocks.transpose(3, 4).reshape(whole.shape)
+            blocks = whole.reshape(batch, channels, rows, size, columns, size).transpose(3, 4).flatten(4)
+            gain = self.gain.exp().flatten(1)[:, None, None]
+            blocks = (blocks * gain) @ self.basis if self.inverse else blocks @ self.basis.T * gain
+            blocks = blocks.reshape(batch, channels, rows, columns, size, size).transpose(3, 4)
+            whole = blocks.reshape(whole.shape)
             if whole.shape == latent.shape:
                 return whole
             whole = torch.cat([whole, latent[:, :, : rows * size, columns * size :]], 3)
