@@ -137,6 +137,11 @@ class AdaptiveJSCC(Codec):
         self.encoder = _Encoder(2 * self.pairs, widths, depths, kernel, conditioning)
         self.decoder = _Decoder(3 * self.pairs, widths, depths, kernel, conditioning)
 
+    def extra_repr(self) -> str:
+        """What isn't in the weights."""
+        layer = self.base_layer
+        return "" if layer is None else f"base={layer.codec.codec.name}, shares={layer.shares}, error={layer.error}"
+
     def encode(
         self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None, base: Base | None = None
     ) -> Transmission:

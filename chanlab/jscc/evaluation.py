@@ -233,6 +233,8 @@ def digest(*parts: nn.Module | Tensor | str) -> str:
         if isinstance(part, str):
             found.update(part.encode() + b"\0")
             continue
+        if isinstance(part, nn.Module):  # what it does with its weights: a base layer, for example
+            found.update(f"{type(part).__name__}({part.extra_repr()})".encode())
         tensors = [part] if isinstance(part, Tensor) else [t for _, t in sorted(part.state_dict().items())]
         for tensor in tensors:
             found.update(f"{tensor.dtype}{list(tensor.shape)}".encode())

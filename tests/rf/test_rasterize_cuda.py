@@ -149,6 +149,28 @@ def test_another_stream_and_a_graph_draw_the_same():
     torch.testing.assert_close(replayed, rasterize_sphere(means, *inputs[1:], panorama=SPHERE).image)
 
 
+def test_a_backward_pass_on_another_stream_clears_its_own_memory():
+    inputs = [x.requires_grad_() for x in on_gpu(scene(300, receivers=2, seed=35))]
+
+    def gradients_of(image):
+        return torch.autograd.grad(image.square().sum(), inputs)
+
+    want = gradients_of(rasterize_sphere(*inputs, panorama=SPHERE).image)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        image = rasterize_sphere(*inputs, panorama=SPHERE).image
+        torch.cuda._sleep(20_000_000)
+        # Written late, on this stream, and let go: the sums of the backward pass come to lie here.
+        size = 2 * 300 * (10 + inputs[4].shape[1])
+        late = [torch.full((size,), torch.nan, device="cuda") for _ in range(16)]
+        del late
+        made = gradients_of(image)
+    stream.synchronize()
+    for ours, other in zip(made, want, strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-3, atol=1e-4)
+
+
 def test_training_step_in_a_graph():
     inputs = on_gpu(scene(300, seed=35))
     leaves = [x.clone().requires_grad_() for x in inputs]
