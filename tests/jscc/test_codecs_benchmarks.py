@@ -147,7 +147,9 @@ def test_peers_have_as_many_parameters_as_ours():
         for peer in (ADJSCC, DeepJSCC):
             filters = matching_filters(peer, ratio, ours)
             assert filters % 8 == 0
-            assert parameters(peer, ratio, filters, jscc.WIDE_KERNELS) == pytest.approx(ours, rel=0.11)  # filters come in steps of 8
+            assert parameters(peer, ratio, filters, jscc.WIDE_KERNELS) == pytest.approx(
+                ours, rel=0.11
+            )  # filters come in steps of 8
     small = jscc.SMALL
     narrow = parameters(AdaptiveJSCC, Fraction(1, 6), small["widths"], small["depths"], 5, small["conditioning"])
     kaira = 78128 + 78115 + 9  # convolutions of the paper of 2019, and a slope for each PReLU

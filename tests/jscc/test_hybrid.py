@@ -57,7 +57,7 @@ def test_levels_of_activity():
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (1, 4), (4, 1)])
 def test_bits_are_the_length_of_a_code(shape):
     chart = ActivityMap()
-    torch.testing.assert_close((2 ** -chart.cost).sum(1), torch.ones(len(chart.cost)))  # Kraft: a code can have them
+    torch.testing.assert_close((2**-chart.cost).sum(1), torch.ones(len(chart.cost)))  # Kraft: a code can have them
     levels = torch.randint(0, LEVELS, (2, *shape), generator=torch.Generator().manual_seed(0))
     for image, bits in zip(levels.tolist(), chart.bits(levels).tolist(), strict=True):
         length = 0.0
