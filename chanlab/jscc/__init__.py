@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chanlab.jscc.adaptive import AdaptiveJSCC
+    from chanlab.jscc.base_layer import BaseLayer
+    from chanlab.jscc.bases import Base, BaseCodec, BasePool
     from chanlab.jscc.adjscc import ADJSCC
     from chanlab.jscc.channels import AWGN, Equalised, SymbolChannel
     from chanlab.jscc.classifier import ImageClassifier
@@ -40,6 +42,10 @@ _HOMES = {
     "ADJSCC": "adjscc",
     "AWGN": "channels",
     "AdaptiveJSCC": "adaptive",
+    "Base": "bases",
+    "BaseCodec": "bases",
+    "BaseLayer": "base_layer",
+    "BasePool": "bases",
     "Codec": "codec",
     "CompiledCodec": "compiled",
     "Convention": "contract",
@@ -83,6 +89,10 @@ __all__ = [
     "MIMO",
     "STANDARD",
     "AdaptiveJSCC",
+    "Base",
+    "BaseCodec",
+    "BaseLayer",
+    "BasePool",
     "Codec",
     "CompiledCodec",
     "Convention",

@@ -20,6 +20,7 @@ from chanlab.jscc.contract import channel_uses, side_information_uses
 
 if TYPE_CHECKING:
     from chanlab.jscc.adaptive import AdaptiveJSCC
+    from chanlab.jscc.separation.image_codecs import ImageCodec
 
 
 class BaseLayer:
@@ -30,13 +31,13 @@ class BaseLayer:
     and takes what came out best: encoding takes as many encodings and decodings as there are candidates.
 
     Args:
-        codec: Name of an image codec; see `chanlab.jscc.separation.find_codec`.
+        codec: Name of an image codec, or one set up; see `chanlab.jscc.separation.find_codec`.
         shares: Shares tried, each above 0 and below 1.
         error: Probability that a base is lost, at most.
     """
 
     def __init__(
-        self, codec: str = "avif", shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85), error: float = 1e-3
+        self, codec: str | ImageCodec = "avif", shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85), error: float = 1e-3
     ) -> None:
         if not shares or not all(0 < share < 1 for share in shares):
             raise UsageError(f"shares lie between 0 and 1, not {list(shares)}.")
