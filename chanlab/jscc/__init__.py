@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chanlab.jscc.adaptive import AdaptiveJSCC
+    from chanlab.jscc.adjscc import ADJSCC
     from chanlab.jscc.base_layer import BaseLayer
     from chanlab.jscc.bases import Base, BaseCodec, BasePool
-    from chanlab.jscc.adjscc import ADJSCC
     from chanlab.jscc.channels import AWGN, Equalised, SymbolChannel
     from chanlab.jscc.classifier import ImageClassifier
     from chanlab.jscc.codec import Codec
