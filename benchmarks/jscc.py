@@ -42,7 +42,7 @@ from chanlab.records import Record, record, save_records
 
 ROOT = Path(__file__).resolve().parents[1]
 RATIO = Fraction(1, 6)
-SMALL = {"widths": (24, 40), "depths": (1, 3), "conditioning": 12}
+SMALL = {"widths": (16, 32), "depths": (1, 3), "conditioning": 12}
 """Ours with as many parameters as kaira's class."""
 EXAMPLES = """examples:
   python benchmarks/jscc.py --device cpu --rounds 2 --size 96 96                    (whether it runs)

@@ -1,4 +1,4 @@
-"""A gated block of `chanlab.jscc.adaptive` in two kernels, without gradients."""
+"""A gated block of `chanlab.jscc.adaptive_networks` in two kernels, without gradients."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chanlab.jscc import ADJSCC, AWGN, AdaptiveJSCC, CompiledCodec, DeepJSCC, gated
-from chanlab.jscc.adaptive import GatedBlock
+from chanlab.jscc.adaptive_networks import GatedBlock
 from chanlab.jscc.compiled import _Linear
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from chanlab.jscc.adaptive import GatedBlock
+from chanlab.jscc.adaptive_networks import GatedBlock
 from chanlab.jscc.depthwise import depthwise, use_kernel
 
 
