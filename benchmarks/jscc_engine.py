@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from chanlab.errors import ChanlabError
 from chanlab.jscc import JSCCModule
+from chanlab.jscc.base_batches import training_bases
 from chanlab.jscc.bases import Base, BasePool
 from chanlab.jscc.depthwise import use_kernel
 from chanlab.jscc.images import ImageDataModule, Request
@@ -253,11 +254,10 @@ class Engine:
             images = self.data.to_batch(Request("train", self.drawn, ids))["image"]
         else:
             which = torch.randint(len(self.pool), (count,), device=self.device)
-            flip, keep = torch.rand(2, count, device=self.device)
-            images, base = self.pool.take(which, flip < 0.5)
-            taken = self.rate.uses(8 * base.num_bytes, snr).ceil().clamp(max=2**30).long()
-            uses = torch.where(keep < self.args.refining, taken, 0)
-            bases = list(zip(base.image.chunk(DRAWN), uses.chunk(DRAWN), strict=True))
+            images, base = self.pool.take(which, torch.rand(count, device=self.device) < 0.5)
+            base = training_bases(base, snr, self.rate, self.args.refining)
+            assert base.uses is not None
+            bases = list(zip(base.image.chunk(DRAWN), base.uses.chunk(DRAWN), strict=True))
         self.drawn += 1
         ratios: list[Tensor] | list[None] = [None] * DRAWN
         if self.ratio is not None:

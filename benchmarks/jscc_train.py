@@ -29,12 +29,12 @@ import torch
 from jscc_arms import DEFAULT, Arm, arms
 from jscc_engine import Engine, Trained
 from jscc_table import SIZES, comparisons, plot, psnr_records, psnr_table
-from torch import Tensor
 
 from chanlab.errors import ChanlabError, UsageError
+from chanlab.jscc.base_batches import pool_crops
 from chanlab.jscc.bases import BasePool
 from chanlab.jscc.codec import as_ratio
-from chanlab.jscc.images import ImageDataModule, Request
+from chanlab.jscc.images import ImageDataModule
 from chanlab.records import save_records
 from chanlab.weights import load_weights, save_weights
 
@@ -162,12 +162,8 @@ def photographs(args: argparse.Namespace) -> dict[str, ImageDataModule]:
 
 def base_pool(data: ImageDataModule, args: argparse.Namespace) -> BasePool:
     """Crops of the training photographs and bases of theirs, each at a quality of its own."""
-    ids = torch.arange(len(data.crops("train")))
-    cut: list[Tensor] = []
-    for epoch in range(-(-args.bases // len(ids))):
-        images = data.to_batch(Request("train", epoch, ids[: args.bases - epoch * len(ids)]))["image"]
-        cut.append((255 * images).round().to(torch.uint8))
-    return BasePool.make(torch.cat(cut), seed=args.seed, threads=os.cpu_count() or 1, folder=args.out / "bases")
+    crops = pool_crops(data.crops("train"), args.bases)
+    return BasePool.make(crops, seed=args.seed, threads=os.cpu_count() or 1, folder=args.out / "bases")
 
 
 class Shelf:

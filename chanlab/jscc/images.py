@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, cast
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
@@ -23,6 +24,8 @@ from chanlab.data.counter import keys, uniform
 from chanlab.data.progress import processes, seen_batches
 from chanlab.data.sampler import WindowLoader, WindowSampler
 from chanlab.errors import UsageError
+from chanlab.jscc.base_batches import BaseBatches
+from chanlab.jscc.bases import BaseCodec
 from chanlab.jscc.image_files import ImageCollection, open_images, open_pictures
 from chanlab.jscc.near_duplicates import near_duplicates, thumbnail
 from chanlab.jscc.pixels import Picture, Pixels
@@ -42,11 +45,15 @@ class ImageBatch(TypedDict, total=False):
         image: Float32 `[batch, 3, height, width]` in [0, 1].
         id: Sample ids, int64 `[batch]`: with the seed, all that a sample's randomness may depend on.
         label: Classes, int64 `[batch]`, if the collection has them.
+        base: Base layers as the receiver decodes them, as `image`, in training with `bases` alone.
+        base_bytes: Bytes of each base layer, int64 `[batch]`, beside `base`.
     """
 
     image: Tensor
     id: Tensor
     label: Tensor
+    base: Tensor
+    base_bytes: Tensor
 
 
 class Request(NamedTuple):
@@ -178,8 +185,9 @@ class ShapeSampler(DistributedSampler[Request]):
 class ImageDataModule(LightningDataModule):
     """Photographs as `ImageBatch`, split by source.
 
-    Training: random crops, mirrored at random, whose places depend on (seed, sample id, epoch) alone. Validation and
-    test: fixed crops that depend on (seed, sample id), or photographs as a whole.
+    Training: random crops, mirrored at random, whose places depend on (seed, sample id, epoch) alone; with `bases` from
+    a pool of crops that were compressed before training (`BasePool`). Validation and test: fixed crops that depend on
+    (seed, sample id), or photographs as a whole.
 
     Args:
         images: Folder of pictures, or CIFAR-10; see `open_images` for what decides on the split.
@@ -212,6 +220,11 @@ class ImageDataModule(LightningDataModule):
         threads: Threads that decode.
         host_memory: Limit on decoded pixels [GiB].
         device_memory: Limit on decoded pixels kept on a graphics processor [GiB]; more are cut on the host.
+        bases: Crops in the pool that training batches are taken from, each with a base layer; 0: no pool. It is made
+            for `fit`, by as many processes as there are processors.
+        bases_codec: Image codec of base layers; see `BaseCodec`.
+        bases_speed: Of `avif`; see `BaseCodec`.
+        bases_folder: Where pools are kept and found again; None: made for each run.
 
     Raises:
         UsageError: If an argument doesn't fit the pictures.
@@ -243,6 +256,10 @@ class ImageDataModule(LightningDataModule):
         threads: int = 4,
         host_memory: float = 16.0,
         device_memory: float = 8.0,
+        bases: int = 0,
+        bases_codec: str = "avif",
+        bases_speed: int | None = None,
+        bases_folder: str | Path | None = None,
     ) -> None:
         super().__init__()
         positive = {"batch_size": batch_size, "eval_batch_size": eval_batch_size or 1, "eval_crops": eval_crops}
@@ -250,6 +267,8 @@ class ImageDataModule(LightningDataModule):
         for name, value in positive.items():
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}.")
+        if bases < 0:
+            raise UsageError(f"bases must be 0 (no pool) or more, not {bases}.")
         if images is None and test_images is None and predict_images is None:
             raise UsageError("give images (a folder of pictures or CIFAR-10), test_images or predict_images.")
         if not scales or not all(0 < s <= 1 for s in scales):
@@ -280,6 +299,11 @@ class ImageDataModule(LightningDataModule):
         self.threads = threads
         self.host_memory = host_memory
         self.device_memory = device_memory
+        self.bases = bases
+        self.bases_codec = bases_codec
+        self.bases_speed = bases_speed
+        self.bases_folder = bases_folder
+        self._base_batches: BaseBatches | None = None
         self._collections: dict[str, ImageCollection] = {}
         self._crops: dict[str, ImageCrops] = {}
         self._names: dict[str, list[str]] = {}
@@ -301,6 +325,24 @@ class ImageDataModule(LightningDataModule):
             self._crops[split] = self._train() if split == "train" else self._fixed(split)
         return self._crops[split]
 
+    def base_batches(self) -> BaseBatches:
+        """The pool that training batches are taken from, made (or read) when first asked for.
+
+        Raises:
+            UsageError: If it doesn't fit into `host_memory`, or the codec is unknown.
+        """
+        if self._base_batches is None:
+            need = 6 * self.bases * self.crop[0] * self.crop[1] / 2**30
+            if need > self.host_memory:
+                raise UsageError(
+                    f"{self.bases} crops with base layers take {need:.1f} GiB, host_memory is {self.host_memory:g} "
+                    "GiB: raise it, or lower bases."
+                )
+            codec, crops = BaseCodec(self.bases_codec, self.bases_speed), self.crops("train")
+            first = processes(self.trainer)[0] == 0
+            self._base_batches = BaseBatches.make(crops, self.bases, codec, self.bases_folder, progress=first)
+        return self._base_batches
+
     def names(self, split: str) -> list[str]:
         """Names of a split's pictures; a sample's is that of `picture(split, id)`."""
         self.crops(split)
@@ -310,8 +352,19 @@ class ImageDataModule(LightningDataModule):
         """Name of the picture that a sample is cut from."""
         return self.names(split)[int(self.crops(split).picture[sample_id])]
 
+    def prepare_data(self) -> None:
+        """Make the pool of base layers where it is kept, by one process for all."""
+        fits = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        if fits and self.bases and self.bases_folder is not None:
+            self.base_batches()
+
     def setup(self, stage: str | None = None) -> None:
-        """Decode the splits that a stage (`fit`, `validate`, `test`, `predict`, None for all but that) needs."""
+        """Decode the splits that a stage (`fit`, `validate`, `test`, `predict`, None for all but that) needs.
+
+        Training with `bases` makes their pool, too.
+        """
+        if self.bases and stage in ("fit", None):
+            self.base_batches()
         by_stage = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
         for split in by_stage.get(stage or "", ("train", "val", "test")):
             self.crops(split)
@@ -348,7 +401,10 @@ class ImageDataModule(LightningDataModule):
 
     def to_batch(self, request: Request) -> ImageBatch:
         """Cut what a loader asked for, on the device of its ids."""
-        return self.crops(request.split).to_batch(request, int(self.device_memory * 2**30))
+        memory = int(self.device_memory * 2**30)
+        if self.bases and request.split == "train":
+            return self.base_batches().to_batch(request, memory)
+        return self.crops(request.split).to_batch(request, memory)
 
     def batches(self, split: str, device: torch.device | str = "cpu") -> Iterator[ImageBatch]:
         """Batches of a split without a trainer; training crops are those of epoch 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -15,6 +15,7 @@ from torchmetrics import MeanMetric
 
 from chanlab.data.counter import keys
 from chanlab.errors import ChanlabError, UsageError
+from chanlab.jscc.base_batches import training_bases
 from chanlab.jscc.bases import Base
 from chanlab.jscc.channels import AWGN, SymbolChannel
 from chanlab.jscc.codec import Codec, Ratio, as_ratio
@@ -23,6 +24,9 @@ from chanlab.jscc.gdn import GDN
 from chanlab.metrics import ms_ssim, psnr
 from chanlab.metrics.images import fitting_scales
 from chanlab.schedule import warmup_cosine
+
+if TYPE_CHECKING:
+    from chanlab.jscc.separation.payload import PayloadRate
 
 Loss = Literal["psnr", "mse", "ms_ssim"]
 LEAST_MSE = 4e-6
@@ -57,9 +61,12 @@ class JSCCModule(LightningModule):
         seed: Of the channels of evaluation.
         eval_channel: The channel of evaluation, so that links of stored channels can be held out (`split`, `first` of
             their realisations); None: `channel`.
+        refining: Share of training images whose base layer is sent where batches hold base layers (`ImageDataModule`
+            with `bases`), over AWGN, to codecs that refine them (`Codec.tells_bases`); others don't see them.
 
     Raises:
-        UsageError: If SNRs are no range, a ratio is above the codec's, or the channels' conventions differ.
+        UsageError: If SNRs are no range, a ratio is above the codec's, `refining` is no share, or the channels'
+            conventions differ.
     """
 
     def __init__(
@@ -77,6 +84,7 @@ class JSCCModule(LightningModule):
         compile: bool = False,
         seed: int = 1,
         eval_channel: SymbolChannel | None = None,
+        refining: float = 0.7,
     ) -> None:
         super().__init__()
         # See CSIPredictionModule: from Python the codec is an object, which a checkpoint can't hold.
@@ -107,6 +115,10 @@ class JSCCModule(LightningModule):
                 raise UsageError(
                     f"this codec sends at k/n up to {codec.max_ratio}, not {asked}: build it with another max_ratio."
                 )
+        if not 0 <= refining <= 1:
+            raise UsageError(f"refining is a share, 0 to 1, not {refining}.")
+        self.refining = refining
+        self.payload_rate: PayloadRate | None = None
         self.loss = loss
         self.lr = lr
         self.weight_decay = weight_decay
@@ -168,7 +180,8 @@ class JSCCModule(LightningModule):
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
         """Loss of one batch of images."""
         images = batch["image"]
-        received, _ = self(images, *self.draw(len(images), images.device))
+        snr, ratio = self.draw(len(images), images.device)
+        received, _ = self(images, snr, ratio, base=self.base(batch, snr))
         loss = reconstruction_loss(received, images, self.loss)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
         return loss
@@ -181,6 +194,30 @@ class JSCCModule(LightningModule):
             return snr, None
         choices = torch.tensor([float(r) for r in self.ratios], dtype=torch.float64, device=device)
         return snr, choices[torch.randint(len(choices), (count,), device=device)]
+
+    def base(self, batch: Mapping[str, Tensor], snr_db: Tensor) -> Base | None:
+        """Base layers of a training batch, a share `refining` of which is sent; None without, or where none is refined.
+
+        Args:
+            batch: See `ImageBatch`.
+            snr_db: SNR that each image meets [dB], `[batch]`.
+
+        Raises:
+            UsageError: If they would be sent over another channel than AWGN.
+        """
+        if "base" not in batch or not self.codec.tells_bases:
+            return None
+        if not isinstance(self.channel, AWGN):
+            raise UsageError(
+                f"base layers are sent over AWGN alone, not over {type(self.channel).__name__}: train with bases=0."
+            )
+        if self.payload_rate is None:
+            from chanlab.jscc.separation.payload import PayloadRate
+
+            self.payload_rate = PayloadRate().to(snr_db.device)
+        base = Base(batch["base"], batch["base_bytes"])
+        snr_db = snr_db + self.codec.convention.offset_db
+        return training_bases(base, snr_db, self.payload_rate, self.refining)
 
     def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> None:
         """Updates the metrics of the validation split."""

@@ -12,6 +12,7 @@ from PIL import Image
 
 from chanlab.errors import UsageError
 from chanlab.jscc import ADJSCC, AdaptiveJSCC, DeepJSCC, JSCCModule
+from chanlab.jscc.bases import BaseCodec, BasePool
 from chanlab.jscc.images import ImageDataModule
 from chanlab.records import load_records, select
 from chanlab.weights import load_weights
@@ -210,6 +211,35 @@ def test_weights_are_averaged(photos, monkeypatch):
     monkeypatch.setattr(jscc_engine, "AVERAGED", 1.0)
     engine.train(Arm("adaptive"), 3)
     torch.testing.assert_close(engine.weights[0], torch.stack(seen).mean(0))
+
+
+def test_ours_learns_to_refine_base_layers(photos, tmp_path, capsys, monkeypatch):
+    """Base layers are made once; a share of ours's crops is sent with its own, ADJSCC's go without."""
+    command = ["--images", str(photos), *TINY, "--out", str(tmp_path), "--ratios", "1/6", "--bases", "16"]
+    jscc_train.main([*command, "--make-bases"])
+    assert f"16 crops with bases in {tmp_path / 'bases'}" in capsys.readouterr().out
+    (kept,) = (tmp_path / "bases").iterdir()
+    assert not (tmp_path / "weights").exists()
+    monkeypatch.setattr(BaseCodec, "at_level", lambda *a, **k: pytest.fail("encoded again"))
+    jscc_train.main([*command, "--steps", "2", "--arms", "ours", "adjscc"])
+    known = json.loads((tmp_path / "runs" / "adaptive.json").read_text())
+    assert known["settings"]["bases"] == 16
+    assert known["trained"]["steps"] == 2
+    with pytest.raises(UsageError, match=r"has bases 16 \(asked: 0\)"):
+        jscc_train.main([*command[:-2], "--steps", "2", "--arms", "ours"])
+    pool = BasePool.load(kept)
+    for refining, share in ((0.7, 0.7), (0.0, 0.0), (1.0, 1.0)):
+        args = jscc_train.arguments([*command, "--refining", str(refining), "--batch", "40"])
+        engine = Engine(Arm("adaptive"), jscc_train.photographs(args)["train"], args, train=False, pool=pool)
+        drawn = engine.block(Arm("adaptive"))
+        sent = torch.cat([part.base_uses for part in drawn]) > 0
+        assert float(sent.float().mean()) == pytest.approx(share, abs=4 * (share * (1 - share) / 320) ** 0.5)
+    image, base = ((255 * x).round().byte() for x in (drawn[0].images[0], drawn[0].base[0]))
+    either = [(pool.image[i], pool.base[i]) for i in range(16)]
+    either += [(x.flip(-1), y.flip(-1)) for x, y in either]
+    assert any(torch.equal(x, image) and torch.equal(y, base) for x, y in either)
+    adjscc = Arm("adjscc", Fraction(1, 6))
+    assert Engine(adjscc, engine.data, engine.args, train=False, pool=pool).pool is None
 
 
 def test_throughput_runs_on_a_cpu(tmp_path, capsys):

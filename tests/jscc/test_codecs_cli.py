@@ -20,6 +20,7 @@ from chanlab.jscc.channels import AWGN
 from chanlab.jscc.contract import CONVENTIONS
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.module import parameter_groups, reconstruction_loss
+from chanlab.jscc.separation.payload import PayloadRate
 from chanlab.metrics import ms_ssim
 from chanlab.weights import save_weights
 
@@ -74,6 +75,66 @@ def test_recipes_from_fit_to_received_pictures(recipe, photos, tmp_path):
     codec = load_codec(out / "best.ckpt")
     save_weights(codec, tmp_path / "weights.safetensors", 32)
     run("test", *shared, "--ckpt_path", tmp_path / "weights.safetensors")
+
+
+def test_ours_is_trained_with_base_layers_and_sends_one(photos, tmp_path):
+    out = tmp_path / "out"
+    shared = ["--config", RECIPES / "ours.yaml", "--data.images", photos, "--trainer.default_root_dir", out]
+    shared += ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", *SMALL["ours"]]
+    shared += ["--model.eval_snr_db", "[20]", "--model.eval_ratios", "[1/6]"]
+    bases = ["--data.bases", 12, "--data.bases_speed", 10, "--data.bases_folder", tmp_path / "bases"]
+    run("fit", *shared, *bases, "--trainer.max_steps", 2, "--data.crops_per_epoch", 8, "--data.batch_size", 4)
+    assert len(list((tmp_path / "bases").iterdir())) == 1
+    checkpoint = torch.load(out / "last.ckpt", weights_only=True)
+    assert set(checkpoint["state_dict"]) == set(small_module(eval_snr_db=[20.0]).state_dict())
+    with_one = ["--model.codec.init_args.base", "avif", "--data.predict_images", photos / "test" / "test0.png"]
+    run("predict", *shared, "--ckpt_path", "last", *with_one)
+    (row,) = json.loads((out / "received" / "received.json").read_text())
+    assert row["channel_uses"] == 3 * 112 * 128 // 6
+
+
+def test_a_share_of_training_images_has_its_base_layer(monkeypatch):
+    """Uses are those of the bytes at each image's SNR; codecs without base layers don't see them."""
+    torch.manual_seed(0)
+    seen = []
+    batch = {"image": torch.rand(400, 3, 16, 16), "id": torch.arange(400)}
+    batch |= {"base": torch.rand(400, 3, 16, 16), "base_bytes": torch.randint(100, 900, (400,))}
+    module = small_module(snr_db=(0.0, 20.0), refining=0.25)
+    monkeypatch.setattr(module, "log", lambda *a, **k: None)
+    monkeypatch.setattr(module, "forward", lambda x, snr, ratio, base: (seen.append((snr, base)), (x, None))[1])
+    state = set(module.state_dict())
+    module.training_step(batch, 0)
+    ((snr, base),) = seen
+    assert torch.equal(base.image, batch["base"])
+    expected = PayloadRate().uses(8 * batch["base_bytes"], snr).ceil()
+    assert set((base.uses / expected).unique().tolist()) == {0.0, 1.0}
+    assert int((base.uses > 0).sum()) == pytest.approx(100, abs=4 * 8.66)  # four standard deviations
+    assert set(module.state_dict()) == state
+    for refining, least in ((0.0, 0), (1.0, 400)):
+        module.refining = refining
+        assert int((module.base(batch, snr).uses > 0).sum()) == least
+    other = JSCCModule(ADJSCC(filters=8))
+    assert other.base(batch, snr) is None
+    assert module.base({"image": batch["image"]}, snr) is None
+    with pytest.raises(UsageError, match="over AWGN alone, not over Rayleigh"):
+        small_module(channel=Rayleigh()).base(batch, snr)
+    with pytest.raises(UsageError, match="refining is a share"):
+        small_module(refining=1.5)
+
+
+def test_base_layers_reach_the_codec_in_training(monkeypatch):
+    """A perfect base that fits is all that an image needs; over a nominal channel its SNR is what symbols have."""
+    images = torch.rand(4, 3, 96, 96)
+    batch = {"image": images, "id": torch.arange(4), "base": images, "base_bytes": torch.full((4,), 40)}
+    module = small_module(snr_db=10.0, refining=1.0).train()
+    monkeypatch.setattr(module, "log", lambda *a, **k: None)
+    refined = float(module.training_step(batch, 0).detach())
+    alone = float(module.training_step({name: batch[name] for name in ("image", "id")}, 0).detach())
+    assert refined < alone - 10
+    snr = torch.full((4,), 10.0)
+    nominal = small_module(channel=AWGN("nominal+3dB"), refining=1.0).base(batch, snr)
+    uses = PayloadRate().uses(8 * batch["base_bytes"], snr + 10 * math.log10(2)).ceil().long()
+    assert torch.equal(nominal.uses, uses)
 
 
 def test_untrained_codecs_are_not_evaluated(photos):

@@ -9,6 +9,8 @@ from PIL import Image
 
 from chanlab.errors import UsageError
 from chanlab.jscc import ImageDataModule
+from chanlab.jscc.base_batches import pool_crops
+from chanlab.jscc.bases import BaseCodec
 from chanlab.jscc.images import Request, ShapeSampler
 
 
@@ -228,6 +230,102 @@ def test_arguments_are_checked(arguments, message):
         ImageDataModule(**arguments).crops("train")
 
 
+# batches with base layers
+
+
+def with_bases(folder, **options):
+    options = {"bases": 40, "bases_codec": "jpeg", "crop": 32, "batch_size": 5} | options
+    return ImageDataModule(folder, **options)
+
+
+def test_pools_hold_the_crops_of_one_epoch_after_another(folder):
+    crops = ImageDataModule(folder, crop=32).crops("train")  # 16 samples
+    pool = pool_crops(crops, 40)
+    assert pool.shape == (40, 3, 32, 32)
+    for place in (0, 15, 16, 31, 32, 39):
+        image = crops.to_batch(Request("train", place // 16, torch.tensor([place % 16])))["image"][0]
+        assert torch.equal(pool[place].float() / 255, image)
+    many = ImageDataModule(folder, crop=16, crops_per_epoch=300).crops("train")
+    assert torch.equal(pool_crops(many, 301)[:299], pool_crops(many, 299))
+
+
+def test_training_batches_with_base_layers(folder):
+    data = with_bases(folder)
+    batches = list(data.batches("train"))
+    pool = data.base_batches().pool
+    assert torch.equal(pool.image, pool_crops(data.crops("train"), 40))
+    ids, sizes = [], []
+    mirrored = 0
+    for batch in batches:
+        assert batch["base"].shape == batch["image"].shape
+        assert batch["base"].dtype == torch.float32
+        assert batch["base_bytes"].dtype == torch.int64
+        for image, base, size in zip(batch["image"], batch["base"], batch["base_bytes"], strict=True):
+            image, base = ((255 * x).round().byte() for x in (image, base))
+            straight = (pool.image == image).all((1, 2, 3)) & (pool.base == base).all((1, 2, 3))
+            turned = (pool.image == image.flip(-1)).all((1, 2, 3)) & (pool.base == base.flip(-1)).all((1, 2, 3))
+            (index,) = (straight | turned).nonzero()[:1, 0].tolist()  # a crop of the pool, its base turned along
+            mirrored += int(turned.any())
+            assert pool.num_bytes[straight | turned].eq(size).any()
+            sizes.append(index)
+        ids += batch["id"].tolist()
+    assert sorted(ids) == list(range(16))
+    assert 0 < mirrored < 16
+    assert len(set(sizes)) > 8
+    assert "base" not in next(data.batches("val"))
+    assert not any("base" in batch for batch in ImageDataModule(folder, crop=32).batches("train"))
+
+
+def test_a_base_layer_depends_on_seed_id_and_epoch_alone(folder, tmp_path):
+    single = samples(with_bases(folder, seed=3), "train")
+    for batch in with_bases(folder, seed=3, batch_size=16).batches("train"):
+        for i, image in zip(batch["id"].tolist(), batch["image"], strict=True):
+            assert torch.equal(image, single[i])
+    later = samples(with_bases(folder, seed=3), "train", epoch=1)
+    assert sum(not torch.equal(single[i], later[i]) for i in single) > 8
+    # Every crop of the pool comes, as often as any other.
+    data = with_bases(folder, crops_per_epoch=4000, flip=False)
+    drawn = data.to_batch(Request("train", 0, torch.arange(4000)))["base_bytes"]
+    size, count = data.base_batches().pool.num_bytes.unique(return_counts=True)
+    found = torch.stack([(drawn == s).sum() for s in size])
+    expected = 100 * count
+    assert ((found - expected).square() / expected).sum() < len(size) + 6 * (2 * len(size)) ** 0.5
+
+
+def test_pools_are_kept_in_their_folder(folder, tmp_path, monkeypatch):
+    first = with_bases(folder, bases_folder=tmp_path / "bases")
+    first.setup("test")
+    assert not (tmp_path / "bases").exists()
+    first.setup("fit")
+    assert len(list((tmp_path / "bases").iterdir())) == 1
+    monkeypatch.setattr(BaseCodec, "at_level", lambda *a, **k: pytest.fail("encoded again"))
+    again = with_bases(folder, bases_folder=tmp_path / "bases")
+    again.setup("fit")
+    assert torch.equal(again.base_batches().pool.base, first.base_batches().pool.base)
+    with pytest.raises(pytest.fail.Exception):
+        with_bases(folder, bases_folder=tmp_path / "bases", seed=2).setup("fit")
+
+
+def test_classes_go_with_the_crops_of_a_pool(folder):
+    for kind, code in (("dune", 10), ("tree", 20)):
+        write(folder.parent / "classes" / "train" / kind / "0.png", (40, 60), code)
+        write(folder.parent / "classes" / "val" / kind / "0.png", (40, 60), code)
+    data = with_bases(folder.parent / "classes", labels="folder", crops_per_epoch=30)
+    (batch,) = (data.to_batch(Request("train", 0, torch.arange(30))),)
+    codes = (255 * batch["image"][:, 0, 0, 0]).round()
+    assert torch.equal(batch["label"], (codes == 20).long())
+    assert set(batch["label"].tolist()) == {0, 1}
+
+
+def test_errors_of_bases(folder):
+    with pytest.raises(UsageError, match="bases must be 0"):
+        with_bases(folder, bases=-1)
+    with pytest.raises(UsageError, match="speed is an option"):
+        with_bases(folder, bases_speed=4).setup("fit")
+    with pytest.raises(UsageError, match=r"100000 crops with base layers take 0\.6 GiB, host_memory is 0\.5 GiB"):
+        with_bases(folder, bases=100_000, host_memory=0.5).setup("fit")
+
+
 class Reader(LightningModule):
     """Learns nothing and remembers what it was given."""
 
@@ -260,20 +358,24 @@ def trainer(folder, **kwargs):
     )  # fmt: skip
 
 
-def fit(folder, root, epochs, checkpoint=None, callbacks=()):
+def fit(folder, root, epochs, checkpoint=None, callbacks=(), **options):
     reader = Reader()
     run = trainer(root, max_epochs=epochs, callbacks=list(callbacks))
-    run.fit(reader, ImageDataModule(folder, batch_size=4, crop=32), ckpt_path=checkpoint, weights_only=True)
+    data = ImageDataModule(folder, batch_size=4, crop=32, **options)
+    run.fit(reader, data, ckpt_path=checkpoint, weights_only=True)
     return reader
 
 
-def test_a_resumed_run_sees_the_same_crops(folder, tmp_path):
+@pytest.mark.parametrize("bases", [0, 40])
+def test_a_resumed_run_sees_the_same_crops(folder, tmp_path, bases):
     """Resumed within an epoch and at its end, a run sees the very crops that an uninterrupted one sees."""
     keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
-    whole = fit(folder, tmp_path, 3, callbacks=[keep])
+    options = {"bases": bases, "bases_codec": "jpeg", "bases_folder": tmp_path / "bases"}
+    whole = fit(folder, tmp_path, 3, callbacks=[keep], **options)
     assert len(whole.seen) == 12
     for done in (2, 4, 7):
-        resumed = fit(folder, tmp_path, 3, tmp_path / f"step={done}.ckpt", [ModelCheckpoint(tmp_path / "other")])
+        other = [ModelCheckpoint(tmp_path / "other")]
+        resumed = fit(folder, tmp_path, 3, tmp_path / f"step={done}.ckpt", other, **options)
         pairs = list(zip(resumed.seen, whole.seen[done:], strict=True))
         assert all(a[0] == b[0] and torch.equal(a[1], b[1]) and torch.equal(a[2], b[2]) for a, b in pairs)
 

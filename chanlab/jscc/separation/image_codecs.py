@@ -237,8 +237,8 @@ class Avif(PillowCodec):
 
     Args:
         strip: See `PillowCodec`.
-        speed: 0 (best) to 10 (fastest); 4 is 0.3 to 0.5 dB above 6 at the same size, and three to five times slower. The
-            headers left out depend on it: stripped bytes are read with the speed that wrote them, or are garbage.
+        speed: 0 (best) to 10 (fastest); 4 is 0.3 to 0.5 dB above 6 at the same size, and three to five times slower.
+            The headers left out depend on it: stripped bytes are read with the speed that wrote them, or are garbage.
     """
 
     name, format, feature = "AVIF", "AVIF", "avif"
