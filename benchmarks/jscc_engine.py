@@ -20,7 +20,8 @@ from chanlab.jscc import JSCCModule
 from chanlab.jscc.base_batches import training_bases
 from chanlab.jscc.bases import Base, BasePool
 from chanlab.jscc.depthwise import use_kernel
-from chanlab.jscc.images import ImageDataModule, Request
+from chanlab.jscc.image_crops import Request
+from chanlab.jscc.images import ImageDataModule
 from chanlab.jscc.module import parameter_groups, reconstruction_loss
 from chanlab.jscc.separation.payload import PayloadRate
 from chanlab.metrics import psnr

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from chanlab.jscc.deepjscc import DeepJSCC
     from chanlab.jscc.fading import Rayleigh, Rician
     from chanlab.jscc.gdn import GDN
+    from chanlab.jscc.image_crops import ImageBatch
     from chanlab.jscc.image_files import open_images, open_pictures
     from chanlab.jscc.image_writer import ReceivedImageWriter
-    from chanlab.jscc.images import ImageBatch, ImageDataModule
+    from chanlab.jscc.images import ImageDataModule
     from chanlab.jscc.mimo import MIMO
     from chanlab.jscc.module import JSCCModule, load_codec
     from chanlab.jscc.ofdm import OFDMLink
@@ -53,7 +54,7 @@ _HOMES = {
     "Equalised": "channels",
     "GDN": "gdn",
     "Grid": "realisations",
-    "ImageBatch": "images",
+    "ImageBatch": "image_crops",
     "ImageClassifier": "classifier",
     "ImageDataModule": "images",
     "JSCCModule": "module",

@@ -12,7 +12,7 @@ from chanlab.data.counter import keys, uniform
 from chanlab.jscc.bases import Base, BaseCodec, BasePool
 
 if TYPE_CHECKING:
-    from chanlab.jscc.images import ImageBatch, ImageCrops, Request
+    from chanlab.jscc.image_crops import ImageBatch, ImageCrops, Request
     from chanlab.jscc.separation.payload import PayloadRate
 
 _CHUNK = 256  # crops cut at once

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from chanlab.errors import UsageError
-from chanlab.jscc.images import ImageBatch
+from chanlab.jscc.image_crops import ImageBatch
 from chanlab.schedule import warmup_cosine
 
 _WARMUP = 0.3  # of the steps

@@ -11,7 +11,7 @@ from chanlab.errors import UsageError
 from chanlab.jscc import ImageDataModule
 from chanlab.jscc.base_batches import pool_crops
 from chanlab.jscc.bases import BaseCodec
-from chanlab.jscc.images import Request, ShapeSampler
+from chanlab.jscc.image_crops import Request, ShapeSampler
 
 
 def write(path, size, code):
