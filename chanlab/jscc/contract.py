@@ -190,6 +190,7 @@ def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convent
     count = energy.new_full(energy.shape, symbols.shape[1]) if used is None else used.sum(1).to(energy)
     if convention.power_over == "batch":
         energy, count = energy.sum(0, keepdim=True), count.sum(0, keepdim=True)
+    count = count.clamp(min=1)  # an image that sends nothing has a scale that can be divided by
     # Below the floor an image is as good as empty: its gradient would be endless.
     floored = torch.maximum(energy, FAINTEST * count)
     return (convention.power * count / floored.where(energy > 0, 1.0)).sqrt()

@@ -133,6 +133,17 @@ def test_bases_that_do_not_fit():
         codec.encode(images, SNR, None, replace(large, uses=None))
 
 
+def test_an_image_that_sends_nothing_spoils_no_training():
+    codec, images = small().train(), half_busy()
+    snr = torch.tensor([-12.0, 5.0, 10.0])  # of the first, side information takes more than there is
+    sent = codec.encode(images, snr, torch.full((3,), 1 / 24, dtype=torch.float64))
+    assert (sent.used.sum(1) > 0).tolist() == [False, True, True]
+    received = codec.decode(AWGN()(sent, snr), (3, 64, 64))
+    assert received.isfinite().all()
+    received.square().mean().backward()
+    assert not [n for n, p in codec.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+
+
 def test_candidates_keep_to_their_share_at_their_error_rate():
     layer, images = BaseLayer("jpeg", shares=(0.4, 0.8)), half_busy()
     for share, base in zip(layer.shares, layer.candidates(images, SNR, [2048] * 3), strict=True):
