@@ -189,7 +189,8 @@ class AdaptiveJSCC(Codec):
             k_over_n = self.max_ratio if ratio is None else ratio
             limit = (k_over_n if isinstance(k_over_n, Tensor) else float(k_over_n)) * images[0].numel()
             blocks = math.prod(self.map.shape(images.shape[2], images.shape[3]))
-            side = side_information_uses(taken.new_full(taken.shape, self.side_bits + 4 * blocks), snr_db)
+            bits = taken.new_full(taken.shape, self.side_bits + 4 * blocks)
+            side = side_information_uses(bits, snr_db + self.convention.offset_db)
             taken = torch.where(taken < MOST_OF_A_BASE * limit - side, taken, 0)
         return torch.where((taken > 0)[:, None, None, None], base.image.float(), mean), taken
 

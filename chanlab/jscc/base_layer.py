@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -82,7 +84,8 @@ class BaseLayer:
         shape = (images.shape[1], images.shape[2], images.shape[3])
         asked = codec.max_ratio if ratio is None else ratio
         if isinstance(asked, Tensor):
-            uses = [channel_uses(shape, Fraction(r).limit_denominator(10**6)) for r in asked.tolist()]
+            most = channel_uses(shape, codec.max_ratio)
+            uses = [min(most, channel_uses(shape, Fraction(r).limit_denominator(10**6))) for r in asked.tolist()]
         else:
             uses = [channel_uses(shape, asked)] * len(images)
         channel = AWGN(codec.convention).eval()
@@ -90,8 +93,10 @@ class BaseLayer:
         keys = counter.keys(torch.zeros(len(images), dtype=torch.int64, device=images.device), 0, "base")
 
         def error(base: Base) -> Tensor:
-            received = channel(codec.encode(images, snr_db, ratio, base), snr_db, keys)
-            return (codec.decode(received, shape) - images).square().mean((1, 2, 3))
+            sent = codec.encode(images, snr_db, ratio, base)
+            found = (codec.decode(channel(sent, snr_db, keys), shape) - images).square().mean((1, 2, 3))
+            # Without a symbol left, base and side information take more channel uses than there are.
+            return found.where(sent.used.any(1), math.inf)
 
         none = torch.zeros(len(images), dtype=torch.int64)
         best = Base(mean_colour(images)[..., None, None].expand_as(images), none, none.to(images.device))
@@ -99,7 +104,8 @@ class BaseLayer:
         for base in self.candidates(images, snr_db + codec.convention.offset_db, uses):
             if not bool((base.num_bytes > 0).any()):
                 continue
-            found = error(base)
+            with _unchecked(codec):
+                found = error(base)
             better = found < least
             least = torch.where(better, found, least)
             best = Base(
@@ -108,6 +114,16 @@ class BaseLayer:
                 torch.where(better, _uses(base), _uses(best)),
             )
         return best
+
+
+@contextlib.contextmanager
+def _unchecked(codec: AdaptiveJSCC) -> Iterator[None]:
+    """A base that doesn't fit is no error, but not taken."""
+    checks, codec.checks_budget = codec.checks_budget, False
+    try:
+        yield
+    finally:
+        codec.checks_budget = checks
 
 
 def _uses(base: Base) -> Tensor:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from chanlab.data import counter
 from chanlab.errors import StoreError, UsageError
-from chanlab.jscc.separation.image_codecs import Avif, ImageCodec, find_codec
+from chanlab.jscc.separation.image_codecs import Avif, Bpg, ImageCodec, PillowCodec, find_codec
 from chanlab.jscc.separation.rate_search import Compressed, RateSearch
 
 Pictures = npt.NDArray[np.uint8]
@@ -91,7 +91,8 @@ class CodedPictures(NamedTuple):
 class BaseCodec:
     """A conventional image codec that makes base layers, several pictures at a time.
 
-    Many pictures are coded at once, by processes on Linux (`at_level`) or threads (`fitting`).
+    Many pictures are coded at once: by processes on Linux (`at_level`, codecs that have a name), else by threads, which
+    a codec of one's own must bear.
 
     Args:
         codec: Name of a codec of the separation baseline (`jpeg`, `jpeg2000`, `webp`, `avif`, `bpg`; containers
@@ -190,19 +191,25 @@ class BaseCodec:
     def _coded(self, jobs: Iterable[Job], count: int) -> Iterator[CodedPictures]:
         """Chunks of pictures, by processes: what Python does around the coders would take turns in threads."""
         work = functools.partial(_code, self.codec)
-        if self.threads < 2 or count < 2 or sys.platform != "linux":
+        workers = min(self.threads, count)
+        if workers < 2:
             yield from map(work, jobs)
             return
-        _inherited[id(self)] = work  # processes are forked: codecs needn't be pickled
+        pool: Executor = ThreadPoolExecutor(workers)
+        call: Callable[[Job], CodedPictures] = work
+        if sys.platform == "linux" and isinstance(self.codec, PillowCodec | Bpg):
+            # Forked, so that codecs needn't be pickled. What others run, PyTorch say, may not survive that.
+            pool, call = ProcessPoolExecutor(workers, get_context("fork")), functools.partial(_inherit, id(work))
+            _inherited[id(work)] = work
         try:
-            with ProcessPoolExecutor(min(self.threads, count), get_context("fork")) as pool:
+            with pool:
                 try:
-                    yield from pool.map(functools.partial(_inherit, id(self)), jobs)
+                    yield from pool.map(call, jobs)
                 except BaseException:
                     pool.shutdown(cancel_futures=True)
                     raise
         finally:
-            del _inherited[id(self)]
+            _inherited.pop(id(work), None)
 
     def _threaded(self, work: Callable[[Job], Done], jobs: Iterable[Job], progress: bool) -> None:
         held = list(jobs)

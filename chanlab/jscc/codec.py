@@ -127,7 +127,7 @@ class Codec(nn.Module):
 
         Args:
             images: `[batch, 3, height, width]`.
-            snr_db: `[batch]` [dB].
+            snr_db: Nominal SNR, `[batch]` [dB].
             ratio: See `encode`.
             more_bits: Side information beside `side_bits` and the rate, `[batch]` [bit].
             taken: Channel uses of an image that are spent already, int64 `[batch]`.
@@ -137,6 +137,7 @@ class Codec(nn.Module):
         """
         shape = (images.shape[1], images.shape[2], images.shape[3])
         most = channel_uses(shape, self.max_ratio)
+        snr_db = snr_db + self.convention.offset_db  # as channels count
         if isinstance(ratio, Tensor):
             if ratio.shape != images.shape[:1] or ratio.dtype != torch.float64:
                 raise UsageError(

@@ -182,7 +182,7 @@ def scaled(symbols: Tensor, used: Tensor | None, scale: Tensor) -> Tensor:
 
 
 def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convention | str = STANDARD) -> Tensor:
-    """What `normalise_power` multiplies symbols by, float32 `[batch]` (`[1]` where power is shared by a batch)."""
+    """What `normalise_power` multiplies symbols by, float32 `[batch]` (`[1]` where power is shared by a batch), above 0."""
     _check_symbols(symbols, used)
     convention = find_convention(convention)
     # Squares of the parts: the gradient of |x| has none at 0.
@@ -190,6 +190,7 @@ def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convent
     count = energy.new_full(energy.shape, symbols.shape[1]) if used is None else used.sum(1).to(energy)
     if convention.power_over == "batch":
         energy, count = energy.sum(0, keepdim=True), count.sum(0, keepdim=True)
+    count = count.clamp(min=1)  # an image that sends nothing has a scale that can be divided by
     # Below the floor an image is as good as empty: its gradient would be endless.
     floored = torch.maximum(energy, FAINTEST * count)
     return (convention.power * count / floored.where(energy > 0, 1.0)).sqrt()
@@ -300,8 +301,8 @@ class Received:
         noise_variance: Variance of the noise on each symbol, the equaliser's gain taken out: power / effective SNR,
             `[batch, k]`; it includes the error of the channel's estimate. Finite also where no symbol was sent.
         gain: Real factor on the sent symbol (the bias of MMSE equalisation; 1 without), `[batch, k]`.
-        data_uses: Channel uses of the sent symbols and of the side information, which goes in the same frame as further
-            symbols (a MIMO channel use carries several symbols), int64 `[batch]`.
+        data_uses: Channel uses of the sent symbols, of the side information and of a base, which go in the same frame as
+            further symbols (a MIMO channel use carries several symbols), int64 `[batch]`.
         pilot_uses: Channel uses of the pilots of that frame, int64 `[batch]`.
         power: Mean |x|² of sent symbols under the channel's convention.
         side: That of the transmission.

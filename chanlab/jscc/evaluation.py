@@ -30,9 +30,9 @@ class Measured(NamedTuple):
     Attributes:
         psnr: [dB].
         ms_ssim: With as many scales as the images have room for, see `most_scales`.
-        uses: Channel uses, side information and pilots included.
+        uses: Channel uses, side information, a base layer and pilots included.
         pilot_uses: Those of the pilots.
-        side_uses: Those of side information.
+        side_uses: Those of side information and of a base layer.
     """
 
     psnr: Tensor

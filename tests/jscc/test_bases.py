@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,29 @@ def test_what_threads_make_does_not_depend_on_their_number():
     many = BaseCodec(Jpeg(), threads=4).at_level(seen, levels)
     assert np.array_equal(one.image, many.image)
     assert np.array_equal(one.num_bytes, many.num_bytes)
+
+
+def test_a_codec_of_ones_own_is_not_forked():
+    """A learned codec would hang, or lose its device."""
+
+    class Own:
+        name, variants, levels = "own", ("",), 2
+
+        def __init__(self):
+            self.places = []
+
+        def encode(self, image, level, variant):
+            self.places.append(threading.get_ident())
+            return bytes([level])
+
+        def decode(self, data, shape):
+            return np.full((*shape, 3), data[0], np.uint8)
+
+    codec = BaseCodec(Own(), threads=2)
+    coded = codec.at_level(np.zeros((100, 8, 8, 3), np.uint8), np.arange(100) % 2)
+    assert coded.image[:, 0, 0, 0].tolist() == [0, 1] * 50
+    assert len(codec.codec.places) == 100
+    assert threading.get_ident() not in codec.codec.places
 
 
 def test_the_best_base_within_a_number_of_bytes():

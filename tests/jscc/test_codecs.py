@@ -189,6 +189,16 @@ def test_a_rate_per_image_is_told_and_counted():
         codec.encode(images, snr, ratio.float())
 
 
+@pytest.mark.parametrize("convention", ["nominal+3dB", "real"])
+@pytest.mark.parametrize("ratio", [None, torch.full((3,), 1 / 12, dtype=torch.float64)])
+def test_side_information_is_counted_at_the_snr_of_the_convention(convention, ratio):
+    channel, codec = AWGN(convention).eval(), small("adaptive")
+    codec.convention = channel.convention
+    images, snr = torch.rand(3, 3, 48, 40), torch.tensor([0.0, 10.0, 20.0])
+    received = channel(codec.encode(images, snr, ratio), snr)
+    assert received.uses.tolist() == [3 * 48 * 40 // (6 if ratio is None else 12)] * 3
+
+
 def test_the_decoder_weighs_symbols_by_their_noise():
     codec = small("adaptive")
     snr = torch.tensor([10.0])

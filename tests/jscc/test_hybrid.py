@@ -10,7 +10,7 @@ import torch
 from contract_checks import check_codec, smooth_images
 
 from chanlab.errors import UsageError
-from chanlab.jscc import AdaptiveJSCC, JSCCModule
+from chanlab.jscc import AdaptiveJSCC, CompiledCodec, JSCCModule
 from chanlab.jscc.adaptive import told
 from chanlab.jscc.allocation import HIGHEST_DB, LEVELS, STEP_DB, ActivityMap
 from chanlab.jscc.base_layer import BaseLayer
@@ -133,6 +133,17 @@ def test_bases_that_do_not_fit():
         codec.encode(images, SNR, None, replace(large, uses=None))
 
 
+def test_an_image_that_sends_nothing_spoils_no_training():
+    codec, images = small().train(), half_busy()
+    snr = torch.tensor([-12.0, 5.0, 10.0])  # of the first, side information takes more than there is
+    sent = codec.encode(images, snr, torch.full((3,), 1 / 24, dtype=torch.float64))
+    assert (sent.used.sum(1) > 0).tolist() == [False, True, True]
+    received = codec.decode(AWGN()(sent, snr), (3, 64, 64))
+    assert received.isfinite().all()
+    received.square().mean().backward()
+    assert not [n for n, p in codec.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+
+
 def test_candidates_keep_to_their_share_at_their_error_rate():
     layer, images = BaseLayer("jpeg", shares=(0.4, 0.8)), half_busy()
     for share, base in zip(layer.shares, layer.candidates(images, SNR, [2048] * 3), strict=True):
@@ -164,6 +175,42 @@ def test_the_best_base_is_taken():
     assert torch.equal(codec.encode(images, SNR).symbols, codec.encode(images, SNR, None, best).symbols)
     ratios = torch.full((3,), 1 / 12, dtype=torch.float64)
     assert codec.encode(images, SNR, ratios).uses(SNR).tolist() == [576] * 3
+
+
+class Drawn(BaseLayer):
+    """Bases with the map of no base, much closer to the image, of so many channel uses."""
+
+    taken = 0
+
+    def candidates(self, images, snr_db, uses):
+        taken = torch.full((len(images),), self.taken)
+        colour = images.mean((2, 3), keepdim=True)
+        return [Base(images + (colour - images) / 10, torch.ones_like(taken), taken)]
+
+
+def test_bases_that_leave_no_symbol_are_not_taken():
+    codec, images, snr = small(), half_busy(), torch.tensor([-2.0, 8.0, 20.0])
+    codec.base_layer, plain = Drawn("jpeg"), codec.encode(images, snr)
+    side = plain.uses(snr) - plain.used.sum(1)
+    assert side[0] > 100 > side[1]
+    codec.base_layer.taken = 2048 - 100  # the first image has no room for it
+    sent, compiled = codec.encode(images, snr), CompiledCodec(codec)
+    compiled._run = lambda program, inputs, _: program(*inputs)
+    for found in (sent, compiled.encode(images, snr)):
+        assert found.base_uses.tolist() == [0, 1948, 1948]
+        assert found.uses(snr).tolist() == [2048] * 3
+    assert codec.checks_budget
+    # More than the codec can send at is cut to what it can, where budgets aren't checked.
+    ratios = torch.tensor([1 / 6, 1 / 6, 1 / 3], dtype=torch.float64)
+    assert compiled.encode(images, snr, ratios).uses(snr).tolist() == [2048] * 3
+
+
+def test_shares_are_of_what_the_codec_can_send():
+    codec, images, asked = small(), half_busy(), []
+    codec.base_layer, codec.checks_budget = Drawn("jpeg"), False
+    codec.base_layer.candidates = lambda images, snr_db, uses: asked.append(uses) or []
+    codec.encode(images, SNR, torch.tensor([1 / 12, 1 / 6, 1 / 3], dtype=torch.float64))
+    assert asked == [[1024, 2048, 2048]]
 
 
 def test_the_contract_with_base_layers():
