@@ -108,6 +108,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(given)
     if args.minutes and args.steps:
         raise UsageError("--minutes and --steps are two budgets: give one.")
+    if args.bases < 0 or (args.make_bases and not args.bases):
+        raise UsageError("--bases says how many crops have base layers: --make-bases takes some, others none or some.")
+    if not 0 <= args.refining <= 1:
+        raise UsageError(f"--refining is a share, 0 to 1, not {args.refining}.")
     for name in ("ratios", "train_ratios"):
         setattr(args, name, [as_ratio(r) for r in getattr(args, name)])
     if max(args.ratios) > max(args.train_ratios):

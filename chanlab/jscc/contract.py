@@ -182,7 +182,7 @@ def scaled(symbols: Tensor, used: Tensor | None, scale: Tensor) -> Tensor:
 
 
 def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convention | str = STANDARD) -> Tensor:
-    """What `normalise_power` multiplies symbols by, float32 `[batch]` (`[1]` where power is shared by a batch), above 0."""
+    """What `normalise_power` multiplies symbols by, above 0, float32 `[batch]` (`[1]` where a batch shares power)."""
     _check_symbols(symbols, used)
     convention = find_convention(convention)
     # Squares of the parts: the gradient of |x| has none at 0.
@@ -301,7 +301,7 @@ class Received:
         noise_variance: Variance of the noise on each symbol, the equaliser's gain taken out: power / effective SNR,
             `[batch, k]`; it includes the error of the channel's estimate. Finite also where no symbol was sent.
         gain: Real factor on the sent symbol (the bias of MMSE equalisation; 1 without), `[batch, k]`.
-        data_uses: Channel uses of the sent symbols, of the side information and of a base, which go in the same frame as
+        data_uses: Channel uses of the sent symbols, of side information and of a base, which go in the same frame as
             further symbols (a MIMO channel use carries several symbols), int64 `[batch]`.
         pilot_uses: Channel uses of the pilots of that frame, int64 `[batch]`.
         power: Mean |x|² of sent symbols under the channel's convention.

@@ -213,6 +213,12 @@ def test_weights_are_averaged(photos, monkeypatch):
     torch.testing.assert_close(engine.weights[0], torch.stack(seen).mean(0))
 
 
+@pytest.mark.parametrize(("more", "named"), [(["--make-bases"], "bases"), (["--refining", "1.5"], "refining")])
+def test_mistakes_about_bases_are_told(photos, more, named):
+    with pytest.raises(UsageError, match=f"--{named}"):
+        jscc_train.main(["--images", str(photos), *TINY, *more])
+
+
 def test_ours_learns_to_refine_base_layers(photos, tmp_path, capsys, monkeypatch):
     """Base layers are made once; a share of ours's crops is sent with its own, ADJSCC's go without."""
     command = ["--images", str(photos), *TINY, "--out", str(tmp_path), "--ratios", "1/6", "--bases", "16"]
