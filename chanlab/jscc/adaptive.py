@@ -63,7 +63,7 @@ class AdaptiveJSCC(Codec):
     - Means of neighbouring blocks are alike: a further DCT over 4 x 4 of them (`LatentTransform`) sends each of its
       coefficients at a gain of its own. Convolutions, which treat all positions alike, couldn't.
     - A map of local activity, coded and counted as side information (`ActivityMap`), decides where symbols go: busy
-      blocks get up to twice as many as there are on average, even ones few (`level_order`).
+      blocks get up to twice as many as there are on average at `max_ratio`, even ones few (`level_order`).
     - SNR and bandwidth ratio scale and shift the normalised features of every block (FiLM, Perez et al., 2018). The
       decoder is told the mean SNR after equalisation, and by the same way the power's scale.
     - What is sent is the difference from a base that the receiver has, brought to unit contrast. Without more the base

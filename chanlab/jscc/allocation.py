@@ -17,7 +17,7 @@ class ActivityMap(nn.Module):
 
     The activity of a block is the root mean square of what the means of its 8 x 8 pixels leave, over the image's
     contrast. A level is coded in raster order given the mean of those to its left and above it, by a fixed geometric
-    distribution on either side of that; `bits` is the length that an arithmetic coder needs for it.
+    distribution on either side of that; `bits` is the length that an arithmetic coder needs for it, to within two bits.
 
     Args:
         block: Height and width of a block [pixel], a multiple of 8.

@@ -35,7 +35,7 @@ class BaseLayer:
     Args:
         codec: Name of an image codec, or one set up; see `chanlab.jscc.separation.find_codec`.
         shares: Shares tried, each above 0 and below 1.
-        error: Probability that a base is lost, at most.
+        error: Probability that a base is lost, at most; losses aren't simulated, an image without its base is lost.
     """
 
     def __init__(

@@ -26,6 +26,7 @@ from chanlab.jscc.separation.rate_search import Compressed, RateSearch
 
 Pictures = npt.NDArray[np.uint8]
 """Red, green and blue, 0 to 255, `[picture, height, width, 3]`."""
+_MOST_SEARCHES = 64  # pictures whose encodings are kept, some 50 MB each where they have 512 x 768 pixels
 _CHUNK = 32  # pictures that a process takes at once
 Job = TypeVar("Job")
 Done = TypeVar("Done")
@@ -149,13 +150,15 @@ class BaseCodec:
     def within(self, picture: npt.NDArray[np.uint8], num_bytes: int) -> Compressed | None:
         """The picture of highest PSNR in at most so many bytes; None if none fits.
 
-        What was encoded is kept for the next number of bytes, see `forget`.
+        What was encoded of the last pictures is kept for the next number of bytes, see `forget`.
 
         Args:
             picture: uint8 `[height, width, 3]`.
             num_bytes: Bytes.
         """
         key = hashlib.sha256(repr(picture.shape).encode() + picture.tobytes()).digest()
+        if key not in self._searches and len(self._searches) >= _MOST_SEARCHES:
+            self.forget()
         search = self._searches.setdefault(key, RateSearch(self.codec, picture))
         return search.best(int(num_bytes))
 
