@@ -44,10 +44,12 @@ CONTRAST_BITS, LOWEST_CONTRAST_DB = 7, -60.0
 """The same of an image's contrast, whose range ends at 0 dB."""
 MOST_OF_A_BASE = 0.95
 """Share of the channel uses that a base layer may take in training."""
+USUAL_BITS = 4
+"""What a block of the map is reckoned with there [bit]: most take less."""
 MOST_SYMBOLS = 2
 """Most symbols of a latent position, over those that there are on average at the highest bandwidth ratio."""
 LOWEST_SNR_DB, HIGHEST_SNR_DB = -10.0, 30.0
-"""Range of SNR that conditions are clipped to [dB]; recipes train on 0 to 20 dB."""
+"""Range of SNR that conditions are clipped to [dB]; the recipe trains on -1 to 22 dB."""
 
 
 class AdaptiveJSCC(Codec):
@@ -135,8 +137,10 @@ class AdaptiveJSCC(Codec):
 
     def extra_repr(self) -> str:
         """What isn't in the weights."""
-        layer = self.base_layer
-        return "" if layer is None else f"base={layer.codec.codec.name}, shares={layer.shares}, error={layer.error}"
+        layer, text = self.base_layer, f"max_ratio={self.max_ratio}, block={self.map.block}"
+        if layer is None:
+            return text
+        return f"{text}, base={layer.codec.codec.name}, shares={layer.shares}, error={layer.error}"
 
     def encode(
         self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None, base: Base | None = None
@@ -182,14 +186,12 @@ class AdaptiveJSCC(Codec):
             return mean, none
         if base.image.shape != images.shape:
             raise UsageError(f"a base has the shape of its images, {list(images.shape)}, not {list(base.image.shape)}.")
-        if base.uses is None:
-            raise UsageError("a base must say how many channel uses it takes: see BaseLayer and PayloadRate.")
-        taken = base.uses
+        taken = base.taken
         if self.training:
             k_over_n = self.max_ratio if ratio is None else ratio
             limit = (k_over_n if isinstance(k_over_n, Tensor) else float(k_over_n)) * images[0].numel()
             blocks = math.prod(self.map.shape(images.shape[2], images.shape[3]))
-            bits = taken.new_full(taken.shape, self.side_bits + 4 * blocks)
+            bits = taken.new_full(taken.shape, self.side_bits + USUAL_BITS * blocks)
             side = side_information_uses(bits, snr_db + self.convention.offset_db)
             taken = torch.where(taken < MOST_OF_A_BASE * limit - side, taken, 0)
         return torch.where((taken > 0)[:, None, None, None], base.image.float(), mean), taken
@@ -201,13 +203,13 @@ class AdaptiveJSCC(Codec):
         side = received.side
         blocks = self.map.shape(image_shape[1], image_shape[2])
         if side is None:  # as if it were grey, its scale 1, its contrast 1/4, and all of it as busy
-            told = torch.tensor([received.power**0.5, 0.25, 0.0], device=share.device).expand(len(share), -1)
+            numbers = torch.tensor([received.power**0.5, 0.25, 0.0], device=share.device).expand(len(share), -1)
             levels = torch.full((len(share), *blocks), LEVELS - 2, device=share.device)
             base = torch.full((len(share), *image_shape), 0.5, device=share.device)
         else:
-            told, levels, base = torch.split(side, [3, math.prod(blocks), math.prod(image_shape)], 1)
+            numbers, levels, base = torch.split(side, [3, math.prod(blocks), math.prod(image_shape)], 1)
             levels, base = levels.long().view(-1, *blocks), base.view(-1, *image_shape)
-        power, contrast, refines = told.unbind(1)
+        power, contrast, refines = numbers.unbind(1)
         places = self.places(levels, image_shape)
         scale = share / (received.gain.clamp(min=1e-6) * power[:, None])
         values = (scale * received.symbols.real, scale * received.symbols.imag, share)

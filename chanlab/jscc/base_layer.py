@@ -15,14 +15,16 @@ from torch import Tensor
 
 from chanlab.data import counter
 from chanlab.errors import UsageError
-from chanlab.jscc.bases import Base, BaseCodec, mean_colour
+from chanlab.jscc.bases import Base, BaseCodec
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.codec import Ratio
 from chanlab.jscc.contract import channel_uses, side_information_uses
+from chanlab.jscc.separation.channel_codes import LdpcQam
+from chanlab.jscc.separation.image_codecs import ImageCodec
+from chanlab.jscc.separation.payload import ERROR
 
 if TYPE_CHECKING:
     from chanlab.jscc.adaptive import AdaptiveJSCC
-    from chanlab.jscc.separation.image_codecs import ImageCodec
 
 
 class BaseLayer:
@@ -39,12 +41,10 @@ class BaseLayer:
     """
 
     def __init__(
-        self, codec: str | ImageCodec = "avif", shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85), error: float = 1e-3
+        self, codec: str | ImageCodec = "avif", shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85), error: float = ERROR
     ) -> None:
         if not shares or not all(0 < share < 1 for share in shares):
             raise UsageError(f"shares lie between 0 and 1, not {list(shares)}.")
-        from chanlab.jscc.separation.channel_codes import LdpcQam
-
         self.codec, self.shares, self.error = BaseCodec(codec), tuple(shares), error
         self.code = LdpcQam()
 
@@ -61,21 +61,15 @@ class BaseLayer:
             snr_db: SNR per complex symbol [dB], `[batch]`.
             uses: Channel uses of each image.
         """
-        pictures = (255 * images).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-        snrs = snr_db.tolist()
+        snrs = [round(snr, 3) for snr in snr_db.tolist()]
         index = side_information_uses(torch.full((len(images),), float(self.code.side_bits)), snr_db.cpu()).tolist()
         found = []
         for share in self.shares:
-            image = mean_colour(images)[..., None, None].expand_as(images).clone()
-            size, taken = torch.zeros(2, len(images), dtype=torch.int64)
-            for i, picture in enumerate(pictures):
-                symbols = int(share * uses[i])
-                room = self._bytes(symbols - index[i], round(snrs[i], 3))
-                file = self.codec.within(picture, room) if room else None
-                if file is not None:
-                    image[i] = torch.from_numpy(file.image.copy()).permute(2, 0, 1).to(image) / 255
-                    size[i], taken[i] = len(file.data), symbols
-            found.append(Base(image, size, taken.to(images.device)))
+            symbols = [int(share * most) for most in uses]
+            rooms = [self._bytes(s - told, snr) for s, told, snr in zip(symbols, index, snrs, strict=True)]
+            base = self.codec.fitting(images, rooms)
+            taken = torch.tensor(symbols, device=images.device).where(base.num_bytes > 0, 0)
+            found.append(Base(base.image, base.num_bytes, taken))
         return found
 
     @torch.no_grad()
@@ -98,8 +92,8 @@ class BaseLayer:
             # Without a symbol left, base and side information take more channel uses than there are.
             return found.where(sent.used.any(1), math.inf)
 
-        none = torch.zeros(len(images), dtype=torch.int64)
-        best = Base(mean_colour(images)[..., None, None].expand_as(images), none, none.to(images.device))
+        none = Base.none(images)
+        best = Base(none.image, none.num_bytes, none.num_bytes)
         least = error(best)
         for base in self.candidates(images, snr_db + codec.convention.offset_db, uses):
             if not bool((base.num_bytes > 0).any()):
@@ -110,8 +104,8 @@ class BaseLayer:
             least = torch.where(better, found, least)
             best = Base(
                 torch.where(better[:, None, None, None], base.image, best.image),
-                torch.where(better.cpu(), base.num_bytes, best.num_bytes),
-                torch.where(better, _uses(base), _uses(best)),
+                torch.where(better, base.num_bytes, best.num_bytes),
+                torch.where(better, base.taken, best.taken),
             )
         return best
 
@@ -124,8 +118,3 @@ def _unchecked(codec: AdaptiveJSCC) -> Iterator[None]:
         yield
     finally:
         codec.checks_budget = checks
-
-
-def _uses(base: Base) -> Tensor:
-    assert base.uses is not None
-    return base.uses

@@ -53,6 +53,17 @@ class Base:
                 f"and {list(self.num_bytes.shape)}."
             )
 
+    @property
+    def taken(self) -> Tensor:
+        """`uses`.
+
+        Raises:
+            UsageError: If they aren't known.
+        """
+        if self.uses is None:
+            raise UsageError("a base must say how many channel uses it takes: see BaseLayer and PayloadRate.")
+        return self.uses
+
     @classmethod
     def none(cls, images: Tensor) -> Base:
         """No base layer: the mean colours of images `[batch, 3, height, width]` in [0, 1], on their device."""
@@ -156,6 +167,8 @@ class BaseCodec:
             picture: uint8 `[height, width, 3]`.
             num_bytes: Bytes.
         """
+        if num_bytes < 1:
+            return None
         key = hashlib.sha256(repr(picture.shape).encode() + picture.tobytes()).digest()
         if key not in self._searches and len(self._searches) >= _MOST_SEARCHES:
             self.forget()

@@ -157,7 +157,7 @@ class Codec(nn.Module):
             )
         side = images.new_full((len(images),), self.side_bits, dtype=torch.float32) + more_bits
         uses = torch.full((len(images),), width, device=images.device)
-        sent = uses - side_information_uses(side, snr_db) - taken if self.side_bits else uses
+        sent = uses - side_information_uses(side, snr_db) - taken
         captured = images.is_cuda and torch.cuda.is_current_stream_capturing()  # a check would wait for the device
         if self.side_bits and self.checks_budget and not self.training and not captured:
             self._check_budget(uses / source_values(shape), uses, sent, most)

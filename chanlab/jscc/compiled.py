@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from chanlab.errors import UsageError
 from chanlab.jscc.bases import Base
 from chanlab.jscc.codec import Codec, Ratio
 from chanlab.jscc.contract import Received, Transmission, exact_ratio, per_image
@@ -54,9 +53,7 @@ class CompiledCodec:
         if isinstance(ratio, Tensor):
             inputs.append(ratio)
         if base is not None:
-            if base.uses is None:
-                raise UsageError("a base must say how many channel uses it takes: see BaseLayer and PayloadRate.")
-            inputs += [base.image, base.uses]
+            inputs += [base.image, base.taken]
         symbols, *others = self._run(_Encoding(self.codec, self.dtype, agreed, has), inputs, (agreed, has))
         return Transmission(torch.view_as_complex(symbols), *others)
 
