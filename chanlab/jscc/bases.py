@@ -190,14 +190,16 @@ class BaseCodec:
         pixels = _to_8_bits(images.detach().cpu())
         base = Base.none(pixels.float() / 255)
         pictures = pixels.permute(0, 2, 3, 1).numpy()
+        files: dict[int, Compressed | None] = {}
 
         def search(i: int) -> None:
-            found = self.within(np.ascontiguousarray(pictures[i]), budgets[i])
-            if found is not None:
-                base.image[i] = torch.from_numpy(found.image.copy()).permute(2, 0, 1).float() / 255
-                base.num_bytes[i] = len(found.data)
+            files[i] = self.within(np.ascontiguousarray(pictures[i]), budgets[i])
 
         self._threaded(search, range(len(images)), progress)
+        for i, file in files.items():  # here, not by threads: they don't share the caller's inference mode
+            if file is not None:
+                base.image[i] = torch.from_numpy(file.image.copy()).permute(2, 0, 1).float() / 255
+                base.num_bytes[i] = len(file.data)
         return base.to(images.device)
 
     def forget(self) -> None:
