@@ -19,12 +19,20 @@ def warm_up(call: Callable[[], Any], times: int = 3) -> None:
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """What replays the call, once warm, as a CUDA graph."""
+    """What replays the call, once warm, as a CUDA graph.
+
+    It keeps the call: a graph reads the memory of tensors, and doesn't keep those that only the call holds.
+    """
     warm_up(call)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+        made = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return call, made
+
+    return replay
 
 
 def milliseconds(call: Callable[[], Any]) -> float:

@@ -20,6 +20,7 @@ from chanlab.jscc import JSCCModule
 from chanlab.jscc.base_batches import training_bases
 from chanlab.jscc.bases import Base, BasePool
 from chanlab.jscc.depthwise import use_kernel
+from chanlab.jscc.draws import training_snr
 from chanlab.jscc.image_crops import Request
 from chanlab.jscc.images import ImageDataModule
 from chanlab.jscc.module import parameter_groups, reconstruction_loss
@@ -247,8 +248,8 @@ class Engine:
     def block(self, arm: Arm) -> list[Drawn]:
         """What `DRAWN` steps need, drawn at once: fewer launches."""
         count = DRAWN * self.args.batch
-        low, high = (arm.snr_db, arm.snr_db) if arm.snr_db is not None else self.args.snr_range
-        snr = low + (high - low) * torch.rand(count, device=self.device)
+        ends = (arm.snr_db, arm.snr_db) if arm.snr_db is not None else tuple(self.args.snr_range)
+        snr = training_snr(count, ends, self.args.high_snr_share, self.device)
         bases: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * DRAWN
         if self.pool is None:
             ids = torch.randint(len(self.data.crops("train")), (count,), device=self.device)

@@ -64,6 +64,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--held-snrs", nargs="+", type=float, default=[0.0, 10.0, 20.0], help="of specialists [dB]")
     parser.add_argument("--snr-range", nargs=2, type=float, default=[-1.0, 22.0], help="in training [dB]")
     parser.add_argument(
+        "--high-snr-share", type=float, default=0.0, help="of images in the highest quarter of that range (default: 0)"
+    )
+    parser.add_argument(
         "--bases", type=int, default=0, help="crops with AVIF base layers that ours also learns to refine (default: 0)"
     )
     parser.add_argument("--make-bases", action="store_true", help="make these alone, on processors only")
@@ -110,8 +113,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         raise UsageError("--minutes and --steps are two budgets: give one.")
     if args.bases < 0 or (args.make_bases and not args.bases):
         raise UsageError("--bases says how many crops have base layers: --make-bases takes some, others none or some.")
-    if not 0 <= args.refining <= 1:
-        raise UsageError(f"--refining is a share, 0 to 1, not {args.refining}.")
+    for name in ("refining", "high_snr_share"):
+        if not 0 <= getattr(args, name) <= 1:
+            raise UsageError(f"--{name.replace('_', '-')} is a share, 0 to 1, not {getattr(args, name)}.")
     for name in ("ratios", "train_ratios"):
         setattr(args, name, [as_ratio(r) for r in getattr(args, name)])
     if max(args.ratios) > max(args.train_ratios):
@@ -132,6 +136,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 SETTINGS = (
     *("loss", "batch", "crop", "scales", "max_side", "train_ratios", "snr_range", "widths", "depths", "kernel"),
     *("weight_decay", "warmup", "clip", "seed", "bits", "precision", "bases", "refining"),
+    "high_snr_share",
 )
 
 

@@ -17,6 +17,7 @@ from fractions import Fraction
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from chanlab.errors import UsageError
 
@@ -24,6 +25,8 @@ FAINTEST = 1e-12
 """Least energy of a symbol, before power is normalised, that is brought to full power."""
 SIDE_GAP_DB = 3.0
 """Distance of the code of the side information from capacity [dB]; see `side_information_uses`."""
+
+_SUMMED = 2048  # values of a part of a long sum
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convent
     _check_symbols(symbols, used)
     convention = find_convention(convention)
     # Squares of the parts: the gradient of |x| has none at 0.
-    energy = _sent_parts(symbols, used).square().sum((1, 2))
+    energy = _row_sums(_sent_parts(symbols, used).square().sum(2))
     count = energy.new_full(energy.shape, symbols.shape[1]) if used is None else used.sum(1).to(energy)
     if convention.power_over == "batch":
         energy, count = energy.sum(0, keepdim=True), count.sum(0, keepdim=True)
@@ -194,6 +197,13 @@ def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convent
     # Below the floor an image is as good as empty: its gradient would be endless.
     floored = torch.maximum(energy, FAINTEST * count)
     return (convention.power * count / floored.where(energy > 0, 1.0)).sqrt()
+
+
+def _row_sums(values: Tensor) -> Tensor:
+    """Sums of rows, long ones by parts: compilers give each sum of a batch to one block of a device."""
+    if values.shape[1] > 2 * _SUMMED:
+        values = F.pad(values, (0, -values.shape[1] % _SUMMED)).unflatten(1, (-1, _SUMMED)).sum(2)
+    return values.sum(1)
 
 
 def pair_iq(latent: Tensor, order: Tensor | None = None) -> Tensor:

@@ -15,6 +15,32 @@ Randomness: TypeAlias = "torch.Generator | Tensor | None"
 an image meets depends on (seed, image id) alone; or None, PyTorch's default generator."""
 
 
+HIGHEST_PART = 0.25
+"""Part of a range of SNRs that its highest ones are."""
+
+
+def training_snr(
+    count: int, snr_db: tuple[float, float], high_share: float = 0.0, device: torch.device | str = "cpu"
+) -> Tensor:
+    """SNRs of training images, of PyTorch's generator.
+
+    Args:
+        count: How many.
+        snr_db: Lowest and highest [dB].
+        high_share: Share of them that is drawn from the highest `HIGHEST_PART` of the range, the rest from all of it.
+        device: Where they are wanted.
+
+    Returns:
+        Float32 `[count]` [dB].
+    """
+    low, high = snr_db
+    place = torch.rand(count, device=device)
+    if high_share:
+        among_highest = torch.rand(count, device=device) < high_share
+        place = torch.where(among_highest, 1 - HIGHEST_PART * place, place)
+    return low + (high - low) * place
+
+
 class Draws:
     """Random numbers for a batch.
 

@@ -20,6 +20,7 @@ from chanlab.jscc.bases import Base
 from chanlab.jscc.channels import AWGN, SymbolChannel
 from chanlab.jscc.codec import Codec, Ratio, as_ratio
 from chanlab.jscc.contract import STANDARD, Convention, Received, bandwidth_ratio, channel_uses, find_convention
+from chanlab.jscc.draws import training_snr
 from chanlab.jscc.gdn import GDN
 from chanlab.metrics import ms_ssim, psnr
 from chanlab.metrics.images import fitting_scales
@@ -63,10 +64,12 @@ class JSCCModule(LightningModule):
             their realisations); None: `channel`.
         refining: Share of training images whose base layer is sent where batches hold base layers (`ImageDataModule`
             with `bases`), over AWGN, to codecs that refine them (`Codec.tells_bases`); others don't see them.
+        high_snr_share: Share of training images whose SNR is drawn from the highest quarter of `snr_db`, the rest from
+            all of it. One codec for all SNRs falls behind specialists most where there is most to gain.
 
     Raises:
-        UsageError: If SNRs are no range, a ratio is above the codec's, `refining` is no share, or the channels'
-            conventions differ.
+        UsageError: If SNRs are no range, a ratio is above the codec's, a share is none, or the channels' conventions
+            differ.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class JSCCModule(LightningModule):
         seed: int = 1,
         eval_channel: SymbolChannel | None = None,
         refining: float = 0.7,
+        high_snr_share: float = 0.0,
     ) -> None:
         super().__init__()
         # See CSIPredictionModule: from Python the codec is an object, which a checkpoint can't hold.
@@ -115,9 +119,10 @@ class JSCCModule(LightningModule):
                 raise UsageError(
                     f"this codec sends at k/n up to {codec.max_ratio}, not {asked}: build it with another max_ratio."
                 )
-        if not 0 <= refining <= 1:
-            raise UsageError(f"refining is a share, 0 to 1, not {refining}.")
-        self.refining = refining
+        for name, share in (("refining", refining), ("high_snr_share", high_snr_share)):
+            if not 0 <= share <= 1:
+                raise UsageError(f"{name} is a share, 0 to 1, not {share}.")
+        self.refining, self.high_snr_share = refining, high_snr_share
         self.payload_rate: PayloadRate | None = None
         self.loss = loss
         self.lr = lr
@@ -188,8 +193,7 @@ class JSCCModule(LightningModule):
 
     def draw(self, count: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """SNRs and bandwidth ratios of training images."""
-        low, high = self.snr_db
-        snr = low + (high - low) * torch.rand(count, device=device)
+        snr = training_snr(count, self.snr_db, self.high_snr_share, device)
         if self.ratios is None:
             return snr, None
         choices = torch.tensor([float(r) for r in self.ratios], dtype=torch.float64, device=device)

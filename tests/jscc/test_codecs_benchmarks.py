@@ -1,7 +1,10 @@
 """benchmarks/jscc_train.py and jscc.py: equal runs, resumed as said; what is kept is what is evaluated."""
 
+import contextlib
+import gc
 import json
 import sys
+import weakref
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from chanlab.records import load_records, select
 from chanlab.weights import load_weights
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import cuda_clock
 import jscc
 import jscc_engine
 import jscc_train
@@ -213,7 +217,10 @@ def test_weights_are_averaged(photos, monkeypatch):
     torch.testing.assert_close(engine.weights[0], torch.stack(seen).mean(0))
 
 
-@pytest.mark.parametrize(("more", "named"), [(["--make-bases"], "bases"), (["--refining", "1.5"], "refining")])
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [(["--make-bases"], "bases"), (["--refining", "1.5"], "refining"), (["--high-snr-share", "2"], "high-snr")],
+)
 def test_mistakes_about_bases_are_told(photos, more, named):
     with pytest.raises(UsageError, match=f"--{named}"):
         jscc_train.main(["--images", str(photos), *TINY, *more])
@@ -246,6 +253,46 @@ def test_ours_learns_to_refine_base_layers(photos, tmp_path, capsys, monkeypatch
     assert any(torch.equal(x, image) and torch.equal(y, base) for x, y in either)
     adjscc = Arm("adjscc", Fraction(1, 6))
     assert Engine(adjscc, engine.data, engine.args, train=False, pool=pool).pool is None
+
+
+def test_training_at_high_snr(photos):
+    args = jscc_train.arguments(["--images", str(photos), *TINY, "--high-snr-share", "1", "--snr-range", "0", "20"])
+    engine = Engine(Arm("adaptive"), jscc_train.photographs(args)["train"], args, train=False)
+    snr = torch.cat([part.snr for part in engine.block(Arm("adaptive"))])
+    assert 15 <= snr.min() < snr.max() <= 20
+    assert {s for part in engine.block(Arm("adaptive", None, 7.0)) for s in part.snr.tolist()} == {7.0}
+
+
+def test_a_captured_call_keeps_what_it_reads(monkeypatch):
+    """A graph reads memory that it doesn't own: freed with the call, it would be anyone's."""
+
+    class Graph:
+        def replay(self):
+            pass
+
+    monkeypatch.setattr(cuda_clock, "warm_up", lambda call: call())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
+    made = []
+
+    def contender():
+        held = torch.ones(3)
+        made.append(weakref.ref(held))
+
+        def call():
+            out = held + 1
+            made.append(weakref.ref(out))
+            return out
+
+        return cuda_clock.captured(call)
+
+    replay = contender()
+    gc.collect()
+    assert made[0]() is not None
+    assert made[-1]() is not None
+    del replay
+    gc.collect()
+    assert made[0]() is None
 
 
 def test_throughput_runs_on_a_cpu(tmp_path, capsys):

@@ -202,6 +202,19 @@ def test_training_draws_snr_and_ratio_per_image():
         small_module(ratios=["1/6", "1/2"])
 
 
+def test_more_training_images_at_high_snr_where_asked():
+    counts = {}
+    for share in (0.0, 0.4, 1.0):
+        torch.manual_seed(0)
+        snr, _ = small_module(snr_db=(-2.0, 22.0), high_snr_share=share).draw(4000, torch.device("cpu"))
+        assert snr.min() >= -2
+        assert snr.max() <= 22
+        counts[share] = (snr > 16).float().mean().item()
+    assert counts == pytest.approx({0.0: 0.25, 0.4: 0.55, 1.0: 1.0}, abs=0.03)
+    with pytest.raises(UsageError, match="high_snr_share is a share"):
+        small_module(high_snr_share=-0.1)
+
+
 def test_losses():
     images = torch.rand(2, 3, 32, 32)
     received = images + torch.tensor([0.1, 0.01])[:, None, None, None]
