@@ -202,7 +202,8 @@ def power_scale(symbols: Tensor, used: Tensor | None = None, convention: Convent
 def _row_sums(values: Tensor) -> Tensor:
     """Sums of rows, long ones by parts: compilers give each sum of a batch to one block of a device."""
     if values.shape[1] > 2 * _SUMMED:
-        values = F.pad(values, (0, -values.shape[1] % _SUMMED)).unflatten(1, (-1, _SUMMED)).sum(2)
+        values = F.pad(values, (0, -values.shape[1] % _SUMMED))
+        values = values.view(len(values), -1, _SUMMED).sum(2)
     return values.sum(1)
 
 

@@ -193,7 +193,8 @@ class JSCCModule(LightningModule):
 
     def draw(self, count: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """SNRs and bandwidth ratios of training images."""
-        snr = training_snr(count, self.snr_db, self.high_snr_share, device)
+        low, high = self.snr_db
+        snr = training_snr(count, (low, high), self.high_snr_share, device)
         if self.ratios is None:
             return snr, None
         choices = torch.tensor([float(r) for r in self.ratios], dtype=torch.float64, device=device)
