@@ -38,10 +38,18 @@ class ActivityMap(nn.Module):
 
     @torch.no_grad()
     def levels(self, difference: Tensor) -> Tensor:
-        """Levels, int64 `[batch, rows, columns]`, of images of unit contrast `[batch, 3, height, width]`."""
-        means = F.interpolate(F.avg_pool2d(difference, 8, ceil_mode=True), scale_factor=8.0)
-        rest = (difference - means[..., : difference.shape[2], : difference.shape[3]]).square().mean(1, keepdim=True)
-        energy = F.avg_pool2d(rest, self.block, ceil_mode=True)[:, 0]
+        """Levels of images of unit contrast.
+
+        Args:
+            difference: `[batch, 3, height, width]`, height and width multiples of 8.
+
+        Returns:
+            Int64 `[batch, rows, columns]`.
+        """
+        batch, _, height, width = difference.shape
+        cells = difference.reshape(batch, 3, height // 8, 8, width // 8, 8)
+        rest = (cells - cells.mean((3, 5), keepdim=True)).square().mean((1, 3, 5))
+        energy = F.avg_pool2d(rest[:, None], self.block // 8, ceil_mode=True)[:, 0]
         level = ((10 * energy.clamp(min=1e-9).log10() - HIGHEST_DB) / STEP_DB).round() + LEVELS - 1
         return level.clamp(0, LEVELS - 1).long()
 

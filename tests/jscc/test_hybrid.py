@@ -51,7 +51,7 @@ def test_levels_of_activity():
     blocks = [pixels * 10 ** ((HIGHEST_DB - STEP_DB * step) / 20) + 5 * step for step in (0, 1, 2.4, 20)]
     levels = ActivityMap(16).levels(torch.cat(blocks, 3))
     assert levels.tolist() == [[[LEVELS - 1, LEVELS - 2, LEVELS - 3, 0]]]
-    assert ActivityMap(16).levels(torch.cat(blocks, 3)[..., :40, :56]).shape == (1, 1, 4)  # whole blocks aren't needed
+    assert ActivityMap(16).levels(torch.cat(blocks, 3)[..., :40, :56]).shape == (1, 1, 4)  # blocks needn't be whole
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (1, 4), (4, 1)])
