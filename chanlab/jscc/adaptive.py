@@ -74,6 +74,8 @@ class AdaptiveJSCC(Codec):
       and still gain where the channel is better than the link asks for. Both sides see the base.
     - 41 bits of side information beside the map tell the mean colour, or how long a compressed base is, the contrast,
       and the scale that brings symbols to unit power: no power is spent on what a few bits can say.
+    - A base may take all channel uses that these bits and a told rate leave. Its length tells the receiver that neither
+      map nor symbol follows, for which there is no room: it is shown as it is.
     - Latents are ordered: the network is trained on prefixes of several lengths, so that a lower bandwidth ratio is a
       prefix, and the first symbols carry what matters most.
     - The decoder gets each symbol's linear minimum mean square error estimate and the share of its energy that isn't
@@ -87,7 +89,7 @@ class AdaptiveJSCC(Codec):
         conditioning: Width of the features of SNR and ratio.
         block: Height and width of the blocks of the map of activity, a multiple of 8 [pixel].
         base: Image codec of base layers in evaluation (`avif`), over AWGN; None: mean colours.
-        shares: Shares of the channel uses that are tried for a base.
+        shares: Shares of the channel uses that are tried for a base; see `BaseLayer`.
 
     Attributes:
         base_layer: Finds base layers; None without.
@@ -107,7 +109,7 @@ class AdaptiveJSCC(Codec):
         conditioning: int = 24,
         block: int = 16,
         base: str | None = None,
-        shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85),
+        shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0),
     ) -> None:
         super().__init__(max_ratio, stride=8)
         if len(widths) != 2 or len(depths) != 2 or min(depths) < 1 or kernel % 2 == 0:
@@ -221,6 +223,7 @@ class AdaptiveJSCC(Codec):
         conditions = torch.cat([conditions, 2 * (power[:, None] / received.power**0.5).log10() - 1], 1)
         padded = self.pad(base)
         difference = self.synthesis(features, conditions, padded * 2 - 1, levels)
+        contrast = torch.where(used.any(1), contrast, 0.0)  # without a symbol the base is all that there is
         return self.crop(padded + 2 * contrast[:, None, None, None] * difference, image_shape)
 
     def places(self, levels: Tensor, image_shape: Sequence[int]) -> Tensor:

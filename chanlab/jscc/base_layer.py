@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +17,7 @@ from chanlab.errors import UsageError
 from chanlab.jscc.bases import Base, BaseCodec
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.codec import Ratio
-from chanlab.jscc.contract import channel_uses, side_information_uses
+from chanlab.jscc.contract import side_information_uses
 from chanlab.jscc.separation.channel_codes import LdpcQam
 from chanlab.jscc.separation.image_codecs import ImageCodec
 from chanlab.jscc.separation.payload import ERROR
@@ -36,15 +35,19 @@ class BaseLayer:
 
     Args:
         codec: Name of an image codec, or one set up; see `chanlab.jscc.separation.find_codec`.
-        shares: Shares tried, each above 0 and below 1.
+        shares: Shares tried, above 0 and up to 1, of the channel uses that the codec's `side_bits` and a told rate
+            leave. A base of all of them is sent alone, see `AdaptiveJSCC`.
         error: Probability that a base is lost, at most; losses aren't simulated, an image without its base is lost.
     """
 
     def __init__(
-        self, codec: str | ImageCodec = "avif", shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85), error: float = ERROR
+        self,
+        codec: str | ImageCodec = "avif",
+        shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0),
+        error: float = ERROR,
     ) -> None:
-        if not shares or not all(0 < share < 1 for share in shares):
-            raise UsageError(f"shares lie between 0 and 1, not {list(shares)}.")
+        if not shares or not all(0 < share <= 1 for share in shares):
+            raise UsageError(f"shares lie above 0 and not above 1, not {list(shares)}.")
         self.codec, self.shares, self.error = BaseCodec(codec), tuple(shares), error
         self.code = LdpcQam()
 
@@ -59,7 +62,7 @@ class BaseLayer:
         Args:
             images: `[batch, 3, height, width]` in [0, 1].
             snr_db: SNR per complex symbol [dB], `[batch]`.
-            uses: Channel uses of each image.
+            uses: Channel uses that each image has for a base and symbols.
         """
         snrs = [round(snr, 3) for snr in snr_db.tolist()]
         index = side_information_uses(torch.full((len(images),), float(self.code.side_bits)), snr_db.cpu()).tolist()
@@ -76,12 +79,7 @@ class BaseLayer:
     def best(self, codec: AdaptiveJSCC, images: Tensor, snr_db: Tensor, ratio: Ratio | None) -> Base:
         """The base of each image; its mean colour where it is better off without."""
         shape = (images.shape[1], images.shape[2], images.shape[3])
-        asked = codec.max_ratio if ratio is None else ratio
-        if isinstance(asked, Tensor):
-            most = channel_uses(shape, codec.max_ratio)
-            uses = [min(most, channel_uses(shape, Fraction(r).limit_denominator(10**6))) for r in asked.tolist()]
-        else:
-            uses = [channel_uses(shape, asked)] * len(images)
+        _, uses, _ = codec.budget(images, snr_db, ratio)
         channel = AWGN(codec.convention).eval()
         # An image is sent alike in any company: noise of its own, the same for all.
         keys = counter.keys(torch.zeros(len(images), dtype=torch.int64, device=images.device), 0, "base")
@@ -89,13 +87,13 @@ class BaseLayer:
         def error(base: Base) -> Tensor:
             sent = codec.encode(images, snr_db, ratio, base)
             found = (codec.decode(channel(sent, snr_db, keys), shape) - images).square().mean((1, 2, 3))
-            # Without a symbol left, base and side information take more channel uses than there are.
-            return found.where(sent.used.any(1), math.inf)
+            # Without a symbol, base and side information take more channel uses than there are, or the base takes all.
+            return found.where(sent.used.any(1) | (base.taken == uses), math.inf)
 
         none = Base.none(images)
         best = Base(none.image, none.num_bytes, none.num_bytes)
         least = error(best)
-        for base in self.candidates(images, snr_db + codec.convention.offset_db, uses):
+        for base in self.candidates(images, snr_db + codec.convention.offset_db, uses.tolist()):
             if not bool((base.num_bytes > 0).any()):
                 continue
             with _unchecked(codec):

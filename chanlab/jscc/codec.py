@@ -125,6 +125,9 @@ class Codec(nn.Module):
     ) -> tuple[int, Tensor, Tensor]:
         """Width of a transmission, the symbols that each image sends, int64 `[batch]`, and its side information [bit].
 
+        An image that has exactly the channel uses of `side_bits` and the rate left sends these alone: no symbol, and
+        not `more_bits`.
+
         Args:
             images: `[batch, 3, height, width]`.
             snr_db: Nominal SNR, `[batch]` [dB].
@@ -144,23 +147,22 @@ class Codec(nn.Module):
                     f"ratios are float64 [{len(images)}], one per image, not {ratio.dtype} {list(ratio.shape)}."
                 )
             bits = self.side_bits + (0 if self.training else math.ceil(math.log2(most)))
-            side = torch.full_like(ratio, bits, dtype=torch.float32) + more_bits
-            uses = torch.floor(ratio * source_values(shape) + 1e-6).long()
-            sent = uses.clamp(max=most) - side_information_uses(side, snr_db) - taken
-            if self.checks_budget and not self.training:  # that would wait for the device
-                self._check_budget(ratio, uses, sent, most)
-            return most, sent, side
-        width = channel_uses(shape, self.max_ratio if ratio is None else ratio)
-        if width > most:
-            raise UsageError(
-                f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
-            )
-        side = images.new_full((len(images),), self.side_bits, dtype=torch.float32) + more_bits
-        uses = torch.full((len(images),), width, device=images.device)
-        sent = uses - side_information_uses(side, snr_db) - taken
+            width, uses = most, torch.floor(ratio * source_values(shape) + 1e-6).long()
+        else:
+            width = channel_uses(shape, self.max_ratio if ratio is None else ratio)
+            if width > most:
+                raise UsageError(
+                    f"this codec sends at k/n up to {self.max_ratio}, not {ratio}: build it with another max_ratio."
+                )
+            bits, uses = self.side_bits, torch.full((len(images),), width, device=images.device)
+        side = images.new_full((len(images),), bits, dtype=torch.float32)
+        left = uses.clamp(max=most) - taken
+        spent = (left == side_information_uses(side, snr_db)) & (taken > 0)
+        side = side + torch.where(spent, 0.0, more_bits)
+        sent = left - side_information_uses(side, snr_db)
         captured = images.is_cuda and torch.cuda.is_current_stream_capturing()  # a check would wait for the device
-        if self.side_bits and self.checks_budget and not self.training and not captured:
-            self._check_budget(uses / source_values(shape), uses, sent, most)
+        if bits and self.checks_budget and not self.training and not captured:
+            self._check_budget(uses / source_values(shape), uses, sent.where(~spent, 1), most)
         return width, sent, side
 
     def _check_budget(self, ratio: Tensor, uses: Tensor, sent: Tensor, most: int) -> None:

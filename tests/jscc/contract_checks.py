@@ -186,7 +186,9 @@ def check_transmission(sent, image_shape, ratio, snr_db, convention="standard"):
     assert sent.symbols.dtype == torch.complex64
     assert (sent.symbols[~sent.used] == 0).all(), "symbols that are not used must be exactly zero"
     assert sent.symbols.isfinite().all()
-    torch.testing.assert_close(sent.power, torch.ones_like(sent.power), rtol=1e-3, atol=1e-3)
+    by_symbols = sent.used.any(1)
+    assert by_symbols.any() if sent.base_uses is None else (by_symbols | (sent.base_uses > 0)).all()
+    torch.testing.assert_close(sent.power, by_symbols.float(), rtol=1e-3, atol=1e-3)
     allowed = channel_uses(image_shape, ratio, convention)
     uses = sent.uses(snr_db)
     assert (uses <= allowed).all(), f"{uses.tolist()} channel uses, {allowed} are allowed"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from contract_checks import check_codec, smooth_images
 
+from chanlab.data import counter
 from chanlab.errors import UsageError
 from chanlab.jscc import AdaptiveJSCC, CompiledCodec, JSCCModule
 from chanlab.jscc.adaptive import told
@@ -16,7 +17,8 @@ from chanlab.jscc.allocation import HIGHEST_DB, LEVELS, STEP_DB, ActivityMap
 from chanlab.jscc.base_layer import BaseLayer
 from chanlab.jscc.bases import Base
 from chanlab.jscc.channels import AWGN
-from chanlab.jscc.evaluation import digest
+from chanlab.jscc.contract import side_information_uses
+from chanlab.jscc.evaluation import Link, digest
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.separation.payload import payload_uses
 
@@ -26,6 +28,15 @@ SNR = torch.tensor([0.0, 8.0, 20.0])
 def small(**options):
     torch.manual_seed(0)
     return AdaptiveJSCC(widths=(8, 12), depths=(1, 1), conditioning=8, **options).eval()
+
+
+def drawn(**options):
+    """Whose networks do something, as they don't where training begins."""
+    codec = small(**options)
+    with torch.no_grad():
+        for parameter in codec.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return codec
 
 
 def half_busy(batch=3, size=64):
@@ -165,7 +176,8 @@ def test_the_best_base_is_taken():
     best = layer.best(codec, images, SNR, None)
     again = layer.best(codec, images[1:2], SNR[1:2], None)
     assert torch.equal(again.image[0], best.image[1])  # whoever else is in the batch
-    candidates = layer.candidates(images, SNR, [1152] * 3)
+    left = 1152 - side_information_uses(torch.full((3,), 41.0), SNR)
+    candidates = layer.candidates(images, SNR, left.tolist())
     for i in range(3):
         options = [(int(b.uses[i]), b.image[i]) for b in candidates] + [(0, best.image[i])]
         assert any(uses == int(best.uses[i]) and torch.equal(image, best.image[i]) for uses, image in options)
@@ -212,11 +224,121 @@ def test_shares_are_of_what_the_codec_can_send():
     codec.base_layer, codec.checks_budget = Drawn("jpeg"), False
     codec.base_layer.candidates = lambda images, snr_db, uses: asked.append(uses) or []
     codec.encode(images, SNR, torch.tensor([1 / 12, 1 / 6, 1 / 3], dtype=torch.float64))
-    assert asked == [[1024, 2048, 2048]]
+    side = side_information_uses(torch.full((3,), 41.0 + 11), SNR)  # the rate is told
+    assert asked == [(torch.tensor([1024, 2048, 2048]) - side).tolist()]
 
 
-def test_the_contract_with_base_layers():
-    check_codec(small(base="jpeg", shares=(0.5,)), AWGN())
+@pytest.mark.parametrize("shares", [(0.5,), (1,), (0.5, 0.95, 1)])
+def test_the_contract_with_base_layers(shares):
+    check_codec(drawn(base="jpeg", shares=shares), AWGN())
+
+
+# bases that take everything
+
+
+def whole_and_others(codec, snr=SNR, ratio=None):
+    """Images, and bases: one that takes all that the side information leaves, one that is refined, none."""
+    images = half_busy()
+    ratios = ratio if isinstance(ratio, torch.Tensor) else torch.full((3,), float(ratio or 1 / 6), dtype=torch.float64)
+    limit = (ratios * 3 * 64 * 64 + 1e-6).long()
+    bits = torch.full((3,), 41.0 + (11 if isinstance(ratio, torch.Tensor) else 0))
+    taken = limit - side_information_uses(bits, snr + codec.convention.offset_db)
+    taken[1] -= 400
+    taken[2] = 0
+    blurred = torch.nn.functional.avg_pool2d(images, 3, 1, 1, count_include_pad=False)
+    return images, Base((255 * blurred).round() / 255, torch.tensor([90, 50, 0]), taken), bits, limit
+
+
+@pytest.mark.parametrize("convention", ["standard", "nominal+3dB", "batch-power"])
+@pytest.mark.parametrize("ratio", [None, Fraction(1, 8), torch.tensor([1 / 12, 1 / 6, 1 / 7], dtype=torch.float64)])
+def test_a_base_may_take_all_channel_uses(ratio, convention):
+    codec, channel = drawn(), AWGN(convention).eval()
+    codec.convention = channel.convention
+    images, base, bits, limit = whole_and_others(codec, SNR, ratio)
+    sent = codec.encode(images, SNR, ratio, base)
+    assert torch.equal(sent.uses(SNR + codec.convention.offset_db), limit)
+    assert sent.used.any(1).tolist() == [False, True, True]
+    assert sent.side_bits[0] == bits[0]  # no map
+    assert (sent.side_bits[1:] > bits[1:]).all()
+    for values in (torch.view_as_real(sent.symbols), sent.side, sent.power):
+        assert values.isfinite().all()
+    received = channel(sent, SNR, torch.arange(3))
+    assert torch.equal(received.uses, limit)
+    found = codec.decode(received, (3, 64, 64))
+    assert found.isfinite().all()
+    assert torch.equal(found[0], base.image[0])
+    assert not torch.equal(found[1], base.image[1])
+    # What the side information doesn't tell of it isn't read.
+    told_less = sent.side.clone()
+    told_less[0, 3 : 3 + 16] = 0
+    assert torch.equal(codec.decode(replace(received, side=told_less), (3, 64, 64)), found)
+    for i in range(3 if convention != "batch-power" else 1):  # each as alone
+        one = slice(i, i + 1)
+        alone = Base(base.image[one], base.num_bytes[one], base.uses[one])
+        mine = codec.encode(images[one], SNR[one], ratio[one] if isinstance(ratio, torch.Tensor) else ratio, alone)
+        assert torch.equal(mine.used, sent.used[one])
+        assert torch.equal(mine.side_bits, sent.side_bits[one])
+        decoded = codec.decode(channel(mine, SNR[one], torch.tensor([i])), (3, 64, 64))
+        torch.testing.assert_close(decoded, found[one], rtol=1e-4, atol=1e-4)
+
+
+def test_a_base_of_another_length_must_leave_symbols():
+    codec = drawn()
+    images, base, _, _ = whole_and_others(codec)
+    for more in (-1, 1):
+        with pytest.raises(UsageError, match="leaves no symbol"):
+            codec.encode(images, SNR, None, replace(base, uses=base.uses + torch.tensor([more, 0, 0])))
+    codec.train()  # there it gives way, as others do that are too long
+    sent = codec.encode(images, SNR, None, base)
+    assert sent.base_uses.tolist() == [0, int(base.uses[1]), 0]
+    assert sent.used.any(1).all()
+
+
+def test_compiled_codecs_send_bases_that_take_everything(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda program, **_: program)
+    codec = drawn()
+    images, base, _, limit = whole_and_others(codec)
+    compiled, sent = CompiledCodec(codec), codec.encode(images, SNR, None, base)
+    found = compiled.encode(images, SNR, None, base)
+    assert torch.equal(found.used, sent.used)
+    assert torch.equal(found.side_bits, sent.side_bits)
+    assert torch.equal(found.uses(SNR), limit)
+    decoded = compiled.decode(AWGN().eval()(found, SNR, torch.arange(3)), (3, 64, 64))
+    assert torch.equal(decoded[0], base.image[0])
+    assert decoded.isfinite().all()
+    codec.base_layer = BaseLayer("jpeg", (1,))
+    for kind in (codec, CompiledCodec(codec)):
+        assert torch.equal(kind.encode(images, SNR).uses(SNR), limit)
+    assert not kind.encode(images, SNR).used[2].any()
+
+
+def test_a_hybrid_is_not_worse_than_its_file_alone():
+    """By the trial: a codec that spoils what it refines sends the file alone, in all that 41 bits leave."""
+    layer, codec = BaseLayer("jpeg", shares=(0.5, 1)), drawn()
+    images, snr = torch.cat([half_busy(2, 64), smooth_images(2, (3, 64, 64), 5)]), torch.tensor([3.0, 20.0, 3.0, 20.0])
+    left = 2048 - side_information_uses(torch.full((4,), 41.0), snr)
+    alone = layer.candidates(images, snr, left.tolist())[1]
+    fits = alone.num_bytes > 0
+    assert fits.sum() >= 3
+    for size, at, room in zip(alone.num_bytes.tolist(), snr.tolist(), left.tolist(), strict=True):
+        assert not size or payload_uses(size, at)[0] <= room
+    file = (alone.image - images).square().mean((1, 2, 3))
+    best = layer.best(codec, images, snr, None)
+    with torch.no_grad():
+        sent = codec.encode(images, snr, None, best)
+        noise = counter.keys(torch.zeros(4, dtype=torch.int64), 0, "base")
+        received = codec.decode(AWGN().eval()(sent, snr, noise), (3, 64, 64))
+    hybrid = (received - images).square().mean((1, 2, 3))
+    assert (hybrid[fits] <= file[fits] * (1 + 1e-6)).all()
+    whole = ~sent.used.any(1)
+    assert whole[[1, 3]].all()
+    assert torch.equal(best.uses[whole], left[whole])
+    assert torch.equal(received[whole], alone.image[whole])
+    codec.base_layer = layer  # as links send
+    for convention, offset in (("standard", 0.0), ("nominal+3dB", 10 * math.log10(2))):
+        shown, measured = Link(codec, AWGN(convention)).send(images[[1, 3]], torch.arange(2), 20.0 - offset)
+        assert measured.uses.tolist() == [2048] * 2
+        assert torch.equal(shown, alone.image[[1, 3]])
 
 
 def test_base_layers_are_for_awgn():
@@ -226,8 +348,9 @@ def test_base_layers_are_for_awgn():
     with pytest.raises(UsageError, match="AWGN alone, not over Rayleigh"):
         JSCCModule(codec, eval_channel=Rayleigh())
     JSCCModule(codec)
-    with pytest.raises(UsageError, match="between 0 and 1"):
-        BaseLayer(shares=(0.5, 1.0))
+    for share in (0.0, 1.01):
+        with pytest.raises(UsageError, match="above 0 and not above 1"):
+            BaseLayer(shares=(0.5, share))
     with pytest.raises(UsageError, match="multiple of 8"):
         small(block=12)
 
