@@ -178,7 +178,8 @@ class AdaptiveJSCC(Codec):
         if not self.training:
             scale = told(scale, SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
         side = torch.cat([torch.stack([scale, contrast, refines], 1), levels.flatten(1), image.flatten(1)], 1)
-        return Transmission(scaled(symbols, used, power), used, bits, side, taken)
+        loss = None if base is None or self.training else base.loss
+        return Transmission(scaled(symbols, used, power), used, bits, side, taken, loss)
 
     def _base(self, images: Tensor, base: Base | None, snr_db: Tensor, ratio: Ratio | None) -> tuple[Tensor, Tensor]:
         """Bases as the receiver has them, and the channel uses that they take, int64 `[batch]`."""
@@ -224,7 +225,7 @@ class AdaptiveJSCC(Codec):
         padded = self.pad(base)
         difference = self.synthesis(features, conditions, padded * 2 - 1, levels)
         contrast = torch.where(used.any(1), contrast, 0.0)  # without a symbol the base is all that there is
-        return self.crop(padded + 2 * contrast[:, None, None, None] * difference, image_shape)
+        return received.shown(self.crop(padded + 2 * contrast[:, None, None, None] * difference, image_shape))
 
     def places(self, levels: Tensor, image_shape: Sequence[int]) -> Tensor:
         """Where latents stand among an image's symbols, as both sides know it from the map; see `symbol_places`."""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,43 +19,54 @@ from chanlab.jscc.bases import Base, BaseCodec
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.codec import Ratio
 from chanlab.jscc.contract import side_information_uses
-from chanlab.jscc.separation.channel_codes import LdpcQam
+from chanlab.jscc.separation.channel_codes import LdpcQam, Offer
 from chanlab.jscc.separation.image_codecs import ImageCodec
-from chanlab.jscc.separation.payload import ERROR
+from chanlab.metrics import psnr
 
 if TYPE_CHECKING:
     from chanlab.jscc.adaptive import AdaptiveJSCC
+
+_BEST_DB = 100.0  # of equal images, whose PSNR is endless
 
 
 class BaseLayer:
     """Finds the base layer with which a codec sends an image best over AWGN, no base included.
 
-    For each share of the channel uses, the modulation and coding scheme that carries most bits at the error rate is
-    filled with the best file that fits. The encoder then sends and receives the image itself, over noise that it draws,
-    and takes what came out best: encoding takes as many encodings and decodings as there are candidates.
+    For each share of the channel uses, modulation and coding schemes are filled with the best file that fits, and that
+    of highest expected PSNR is taken, its losses counted. The encoder then sends and receives the image itself, over
+    noise that it draws, and takes the share that came out best, losses counted again: encoding takes as many encodings
+    and decodings as there are shares.
 
     Args:
         codec: Name of an image codec, or one set up; see `chanlab.jscc.separation.find_codec`.
         shares: Shares tried, above 0 and up to 1, of the channel uses that the codec's `side_bits` and a told rate
             leave. A base of all of them is sent alone, see `AdaptiveJSCC`.
-        error: Probability that a base is lost, at most; losses aren't simulated, an image without its base is lost.
+        error: Probability that a base is lost, at most. Channels draw losses (`Transmission.base_loss`); an image that
+            loses its base is shown in mid-grey.
     """
 
     def __init__(
         self,
         codec: str | ImageCodec = "avif",
         shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0),
-        error: float = ERROR,
+        error: float = 0.1,
     ) -> None:
         if not shares or not all(0 < share <= 1 for share in shares):
             raise UsageError(f"shares lie above 0 and not above 1, not {list(shares)}.")
+        if not 0 <= error < 1:
+            raise UsageError(f"error is a probability below 1, not {error}.")
         self.codec, self.shares, self.error = BaseCodec(codec), tuple(shares), error
         self.code = LdpcQam()
 
     @functools.lru_cache(1 << 14)  # noqa: B019
-    def _bytes(self, symbols: int, snr_db: float) -> int:
+    def _offers(self, symbols: int, snr_db: float) -> tuple[Offer, ...]:
+        """Those that may be used, most bits first, each less likely to be lost than those before it."""
         offers = self.code.offers(symbols, np.array([[snr_db]])) if symbols > 0 else []
-        return max((offer.num_bytes for offer in offers if offer.error <= self.error), default=0)
+        kept: list[Offer] = []
+        for offer in sorted(offers, key=lambda o: (-o.bits, o.error)):
+            if offer.error <= self.error and (not kept or offer.error < kept[-1].error):
+                kept.append(offer)
+        return tuple(kept)
 
     def candidates(self, images: Tensor, snr_db: Tensor, uses: Sequence[int]) -> list[Base]:
         """A base for each share, where a file fits it; elsewhere mean colours, which take no channel use.
@@ -69,10 +81,10 @@ class BaseLayer:
         found = []
         for share in self.shares:
             symbols = [int(share * most) for most in uses]
-            rooms = [self._bytes(s - told, snr) for s, told, snr in zip(symbols, index, snrs, strict=True)]
-            base = self.codec.fitting(images, rooms)
+            offers = [self._offers(s - told, snr) for s, told, snr in zip(symbols, index, snrs, strict=True)]
+            base = self.codec.fitting(images, offers)
             taken = torch.tensor(symbols, device=images.device).where(base.num_bytes > 0, 0)
-            found.append(Base(base.image, base.num_bytes, taken))
+            found.append(replace(base, uses=taken))
         return found
 
     @torch.no_grad()
@@ -84,28 +96,38 @@ class BaseLayer:
         # An image is sent alike in any company: noise of its own, the same for all.
         keys = counter.keys(torch.zeros(len(images), dtype=torch.int64, device=images.device), 0, "base")
 
-        def error(base: Base) -> Tensor:
-            sent = codec.encode(images, snr_db, ratio, base)
-            found = (codec.decode(channel(sent, snr_db, keys), shape) - images).square().mean((1, 2, 3))
+        lost_db = psnr(images.new_full((), 0.5).expand_as(images), images, "none", validate=False)
+
+        def expected_db(base: Base) -> Tensor:
+            sent = replace(codec.encode(images, snr_db, ratio, base), base_loss=None)
+            found = codec.decode(channel(sent, snr_db, keys), shape)
+            found_db = psnr(found, images, "none", validate=False).clamp(max=_BEST_DB)
             # Without a symbol, base and side information take more channel uses than there are, or the base takes all.
-            return found.where(sent.used.any(1) | (base.taken == uses), math.inf)
+            fits = sent.used.any(1) | (base.taken == uses)
+            return (found_db + _loss(base) * (lost_db - found_db)).where(fits, -math.inf)
 
         none = Base.none(images)
-        best = Base(none.image, none.num_bytes, none.num_bytes)
-        least = error(best)
+        best = replace(none, uses=none.num_bytes)
+        most_db = expected_db(best)
         for base in self.candidates(images, snr_db + codec.convention.offset_db, uses.tolist()):
             if not bool((base.num_bytes > 0).any()):
                 continue
             with _unchecked(codec):
-                found = error(base)
-            better = found < least
-            least = torch.where(better, found, least)
+                found_db = expected_db(base)
+            better = found_db > most_db
+            most_db = torch.where(better, found_db, most_db)
             best = Base(
                 torch.where(better[:, None, None, None], base.image, best.image),
                 torch.where(better, base.num_bytes, best.num_bytes),
                 torch.where(better, base.taken, best.taken),
+                torch.where(better, _loss(base), _loss(best)),
             )
         return best
+
+
+def _loss(base: Base) -> Tensor:
+    """Probability that each is lost, float32 `[batch]`."""
+    return base.image.new_zeros(len(base.image), dtype=torch.float32) if base.loss is None else base.loss
 
 
 @contextlib.contextmanager

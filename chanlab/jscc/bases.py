@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,8 +22,9 @@ from tqdm import tqdm
 
 from chanlab.data import counter
 from chanlab.errors import StoreError, UsageError
+from chanlab.jscc.separation.channel_codes import Offer
 from chanlab.jscc.separation.image_codecs import Avif, Bpg, ImageCodec, PillowCodec, find_codec
-from chanlab.jscc.separation.rate_search import Compressed, RateSearch
+from chanlab.jscc.separation.rate_search import Compressed, RateSearch, psnr_db
 
 Pictures = npt.NDArray[np.uint8]
 """Red, green and blue, 0 to 255, `[picture, height, width, 3]`."""
@@ -40,11 +42,13 @@ class Base:
         image: Float32 `[batch, 3, height, width]` in [0, 1]; the mean colour of an image without a base layer.
         num_bytes: Bytes to send, int64 `[batch]`; 0: no base layer.
         uses: Channel uses that sending them takes, int64 `[batch]`; None: not known yet.
+        loss: Probability that they are lost, float32 `[batch]`; None: 0.
     """
 
     image: Tensor
     num_bytes: Tensor
     uses: Tensor | None = None
+    loss: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.image.ndim != 4 or self.image.shape[1] != 3 or self.num_bytes.shape != self.image.shape[:1]:
@@ -72,8 +76,11 @@ class Base:
 
     def to(self, device: torch.device | str) -> Base:
         """The same on a device."""
-        uses = None if self.uses is None else self.uses.to(device)
-        return Base(self.image.to(device), self.num_bytes.to(device), uses)
+        values = (self.image, self.num_bytes, self.uses, self.loss)
+        image, num_bytes, uses, loss = (None if value is None else value.to(device) for value in values)
+        assert image is not None
+        assert num_bytes is not None
+        return Base(image, num_bytes, uses, loss)
 
 
 def mean_colour(images: Tensor) -> Tensor:
@@ -175,32 +182,46 @@ class BaseCodec:
         search = self._searches.setdefault(key, RateSearch(self.codec, picture))
         return search.best(int(num_bytes))
 
-    def fitting(self, images: Tensor, num_bytes: int | Sequence[int] | Tensor, progress: bool = False) -> Base:
-        """Base layers of highest PSNR in at most so many bytes, by `within`.
+    def fitting(self, images: Tensor, offers: Sequence[Sequence[Offer]], progress: bool = False) -> Base:
+        """Base layers of highest expected PSNR, each in the bytes of one of its image's offers.
 
         Args:
             images: `[batch, 3, height, width]` in [0, 1], on any device; compressed with 8 bits per value.
-            num_bytes: Bytes for each image, or for all.
+            offers: What a link carries, for each image; those of more bytes first, each safer than those before it. An
+                image that is lost is shown in mid-grey.
             progress: Show a progress bar.
 
         Returns:
-            The base layers, on the device of the images; none where nothing fits.
+            The base layers and their probability of loss, on the device of the images; none where nothing fits.
         """
-        budgets = torch.as_tensor(num_bytes, dtype=torch.int64).cpu().expand(len(images)).tolist()
         pixels = _to_8_bits(images.detach().cpu())
-        base = Base.none(pixels.float() / 255)
+        base = replace(Base.none(pixels.float() / 255), loss=torch.zeros(len(images)))
         pictures = pixels.permute(0, 2, 3, 1).numpy()
-        files: dict[int, Compressed | None] = {}
+        chosen: dict[int, tuple[Compressed, float] | None] = {}
 
         def search(i: int) -> None:
-            files[i] = self.within(np.ascontiguousarray(pictures[i]), budgets[i])
+            chosen[i] = self._expected_best(np.ascontiguousarray(pictures[i]), offers[i])
 
         self._threaded(search, range(len(images)), progress)
-        for i, file in files.items():  # here, not by threads: they don't share the caller's inference mode
-            if file is not None:
+        for i, found in chosen.items():  # here, not by threads: they don't share the caller's inference mode
+            if found is not None and base.loss is not None:
+                file, base.loss[i] = found
                 base.image[i] = torch.from_numpy(file.image.copy()).permute(2, 0, 1).float() / 255
                 base.num_bytes[i] = len(file.data)
         return base.to(images.device)
+
+    def _expected_best(
+        self, picture: npt.NDArray[np.uint8], offers: Sequence[Offer]
+    ) -> tuple[Compressed, float] | None:
+        lost_db = psnr_db(picture, np.full_like(picture, 128))
+        best, most = None, -math.inf
+        for offer in offers:
+            file = self.within(picture, offer.num_bytes)
+            if file is None or file.psnr_db <= most:  # fewer bytes can't be better
+                break
+            if (expected := (1 - offer.error) * file.psnr_db + offer.error * lost_db) > most:
+                best, most = (file, offer.error), expected
+        return best
 
     def forget(self) -> None:
         """Let go of what `within` has encoded."""

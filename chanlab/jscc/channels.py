@@ -102,6 +102,7 @@ class SymbolChannel(nn.Module, ABC):
             pilot_uses=self.pilot_uses(count),
             power=self.convention.power,
             side=sent.side,
+            base_lost=None if sent.base_loss is None else draws.uniform("base") < sent.base_loss,
         )
 
     @abstractmethod

@@ -54,8 +54,11 @@ class CompiledCodec:
             inputs.append(ratio)
         if base is not None:
             inputs += [base.image, base.taken]
-        symbols, *others = self._run(_Encoding(self.codec, self.dtype, agreed, has), inputs, (agreed, has))
-        return Transmission(torch.view_as_complex(symbols), *others)
+        symbols, used, bits, side, taken = self._run(
+            _Encoding(self.codec, self.dtype, agreed, has), inputs, (agreed, has)
+        )
+        loss = None if base is None else base.loss
+        return Transmission(torch.view_as_complex(symbols), used, bits, side, taken, loss)
 
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """See `Codec.decode`."""
@@ -70,7 +73,7 @@ class CompiledCodec:
             inputs.append(received.side)
         program = _Decoding(self.codec, self.dtype, tuple(image_shape), received.power)
         images: Tensor = self._run(program, inputs, (*image_shape, received.power))
-        return images
+        return received.shown(images)
 
     def _run(self, module: nn.Module, inputs: list[Tensor], setting: Hashable) -> Any:
         forms = tuple((tuple(x.shape), x.stride(), x.dtype, x.device) for x in inputs)

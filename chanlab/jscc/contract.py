@@ -257,6 +257,7 @@ class Transmission:
         side: What of that isn't the mask, as the codec's decoder takes it, float `[batch, values]`, or None.
         base_uses: Channel uses of what a digital link brings in the same frame (a compressed image, part of `side`),
             int64 `[batch]`, or None.
+        base_loss: Probability that the digital link loses it, float `[batch]`, or None: never.
     """
 
     symbols: Tensor
@@ -264,6 +265,7 @@ class Transmission:
     side_bits: Tensor
     side: Tensor | None = None
     base_uses: Tensor | None = None
+    base_loss: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_symbols(self.symbols, self.used)
@@ -317,6 +319,7 @@ class Received:
         pilot_uses: Channel uses of the pilots of that frame, int64 `[batch]`.
         power: Mean |x|² of sent symbols under the channel's convention.
         side: That of the transmission.
+        base_lost: Whether the digital link lost the image's base, as its checksum tells, bool `[batch]`, or None: no.
     """
 
     symbols: Tensor
@@ -328,6 +331,7 @@ class Received:
     pilot_uses: Tensor
     power: float = 1.0
     side: Tensor | None = None
+    base_lost: Tensor | None = None
 
     @property
     def symbol_snr_db(self) -> Tensor:
@@ -343,6 +347,12 @@ class Received:
     def uses(self) -> Tensor:
         """All channel uses of each image, side information and pilots included, int64 `[batch]`."""
         return self.data_uses + self.pilot_uses
+
+    def shown(self, images: Tensor) -> Tensor:
+        """Decoded images `[batch, 3, height, width]`, mid-grey where the base was lost that they rest on."""
+        if self.base_lost is None:
+            return images
+        return torch.where(self.base_lost[:, None, None, None], 0.5, images)
 
 
 def _sent_parts(symbols: Tensor, used: Tensor | None) -> Tensor:

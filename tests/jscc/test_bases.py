@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from jscc_photographs import photograph
 from chanlab.errors import StoreError, UsageError
 from chanlab.jscc.bases import Base, BaseCodec, BasePool, mean_colour
 from chanlab.jscc.separation import Avif, Jpeg
+from chanlab.jscc.separation.channel_codes import Offer
 from chanlab.jscc.separation.rate_search import RateSearch, psnr_db
 
 
@@ -112,13 +114,31 @@ def test_what_was_encoded_is_kept(monkeypatch):
 
 def test_bases_that_fit_a_batch():
     codec, images = BaseCodec("webp", threads=2), crops(3).float() / 255
-    base = codec.fitting(images, torch.tensor([400, 10, 200]))
+    base = codec.fitting(images, [[Offer(8 * size + 1, 0.0)] for size in (400, 10, 200)])
+    assert base.loss.tolist() == [0, 0, 0]
     assert base.num_bytes[1] == 0
     assert torch.equal(base.image[1], Base.none(images).image[1])
     for i, budget in ((0, 400), (2, 200)):
         found = codec.within(pictures(3)[i], budget)
         assert 0 < base.num_bytes[i] == len(found.data) <= budget
         assert torch.equal(base.image[i], torch.from_numpy(found.image.copy()).permute(2, 0, 1).float() / 255)
+
+
+def test_of_several_offers_the_best_is_taken_losses_counted():
+    codec, images = BaseCodec("webp"), crops(1).float() / 255
+    picture = pictures(1)[0]
+    few, many = (codec.within(picture, size).psnr_db for size in (300, 400))
+    lost = psnr_db(picture, np.full_like(picture, 128))
+    level = (many - few) / (many - lost)  # where both are worth the same
+    for loss, num_bytes in ((0.9 * level, 400), (1.1 * level, 300), (1.0, 300)):
+        offers = [Offer(8 * 400 + 1, loss), Offer(8 * 300 + 1, 0.0)]
+        base = codec.fitting(images, [offers])
+        assert base.num_bytes[0] == len(codec.within(picture, num_bytes).data)
+        assert base.loss[0] == pytest.approx(loss if num_bytes == 400 else 0)
+    assert codec.fitting(images, [[]]).num_bytes[0] == 0
+    moved = replace(base, uses=base.num_bytes).to("cpu")
+    assert moved.loss is not None
+    assert moved.uses is not None
 
 
 def test_errors_of_codecs():

@@ -161,8 +161,9 @@ def test_candidates_keep_to_their_share_at_their_error_rate():
         with_base = base.num_bytes > 0
         assert with_base[1:].all()
         assert base.uses.tolist() == [int(share * 2048) if held else 0 for held in with_base]
-        for size, snr in zip(base.num_bytes.tolist(), SNR.tolist(), strict=True):
-            assert not size or payload_uses(size, snr)[0] <= int(share * 2048)
+        for size, snr, loss in zip(base.num_bytes.tolist(), SNR.tolist(), base.loss.tolist(), strict=True):
+            assert loss <= layer.error
+            assert not size or payload_uses(size, snr, 1.001 * loss + 1e-9)[0] <= int(share * 2048)
         # More could not have been sent: the next better file is larger than the room.
         picture = np.ascontiguousarray((255 * images[2]).round().byte().permute(1, 2, 0).numpy())
         found = layer.codec.within(picture, int(base.num_bytes[2]))
@@ -320,8 +321,8 @@ def test_a_hybrid_is_not_worse_than_its_file_alone():
     alone = layer.candidates(images, snr, left.tolist())[1]
     fits = alone.num_bytes > 0
     assert fits.sum() >= 3
-    for size, at, room in zip(alone.num_bytes.tolist(), snr.tolist(), left.tolist(), strict=True):
-        assert not size or payload_uses(size, at)[0] <= room
+    for size, at, room, loss in zip(*(x.tolist() for x in (alone.num_bytes, snr, left, alone.loss)), strict=True):
+        assert not size or payload_uses(size, at, 1.001 * loss + 1e-9)[0] <= room
     file = (alone.image - images).square().mean((1, 2, 3))
     best = layer.best(codec, images, snr, None)
     with torch.no_grad():
@@ -339,6 +340,48 @@ def test_a_hybrid_is_not_worse_than_its_file_alone():
         shown, measured = Link(codec, AWGN(convention)).send(images[[1, 3]], torch.arange(2), 20.0 - offset)
         assert measured.uses.tolist() == [2048] * 2
         assert torch.equal(shown, alone.image[[1, 3]])
+
+
+def lost(codec, images, base):
+    """Whether images are lost, of 400 with a base each, and what is shown of the first of either kind."""
+    many = Base(*(x.expand(400, *x.shape[1:]) for x in (base.image, base.num_bytes, base.uses, base.loss)))
+    sent = codec.encode(images.expand(400, -1, -1, -1), 10.0, None, many)
+    received = AWGN().eval()(sent, 10.0, torch.arange(400))
+    assert torch.equal(received.base_lost, AWGN().eval()(sent, 3.0, torch.arange(400)).base_lost)
+    return received.base_lost, codec.decode(received, tuple(images.shape[1:]))
+
+
+def test_a_base_is_lost_as_often_as_its_link_says(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda program, **_: program)
+    codec, images = drawn(), half_busy(1, 16)
+    base = Base(images.clone(), torch.tensor([5]), torch.tensor([40]), torch.tensor([0.25]))
+    with torch.no_grad():
+        for kind in (codec, CompiledCodec(codec)):
+            gone, shown = lost(kind, images, base)
+            assert float(gone.float().mean()) == pytest.approx(0.25, abs=0.07)
+            assert (shown[gone] == 0.5).all()
+            assert ((shown[~gone] - images).square().mean((1, 2, 3)) < 0.05).all()
+        never, shown = lost(codec, images, replace(base, loss=torch.zeros(1)))
+        assert not never.any()
+        for one in (base, replace(base, loss=None)):
+            sent = codec.train(one is base).encode(images, 10.0, None, one)
+            assert sent.base_loss is None  # neither in training nor where nothing is lost
+            assert AWGN()(sent, 10.0).base_lost is None
+
+
+def test_losses_are_counted_in_the_choice():
+    codec, images = drawn(), half_busy(1)
+    blurred = torch.nn.functional.avg_pool2d(images, 3, 1, 1, count_include_pad=False)
+    sharp = Base(images.lerp(blurred, 0.05), torch.tensor([90]), torch.tensor([400]), torch.zeros(1))
+    safe = replace(sharp, image=images.lerp(blurred, 0.2))
+    layer = BaseLayer("jpeg", error=0.5)
+    for loss in (0.0, 0.5):
+        layer.candidates = lambda *_, loss=loss: [replace(sharp, loss=torch.tensor([loss])), safe]
+        best = layer.best(codec, images, torch.tensor([20.0]), None)
+        assert torch.equal(best.image, (safe if loss else sharp).image)
+        assert best.loss.tolist() == [0]
+    with pytest.raises(UsageError, match="below 1"):
+        BaseLayer(error=1.0)
 
 
 def test_base_layers_are_for_awgn():
