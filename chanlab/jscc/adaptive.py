@@ -34,6 +34,7 @@ from chanlab.jscc.contract import (
     source_values,
 )
 from chanlab.jscc.latents import LatentTransform, latent_deviation_db
+from chanlab.jscc.symbol_search import search_symbols
 
 if TYPE_CHECKING:
     from chanlab.jscc.base_layer import BaseLayer
@@ -90,6 +91,8 @@ class AdaptiveJSCC(Codec):
         block: Height and width of the blocks of the map of activity, a multiple of 8 [pixel].
         base: Image codec of base layers in evaluation (`avif`), over AWGN; None: mean colours.
         shares: Shares of the channel uses that are tried for a base; see `BaseLayer`.
+        search: Steps of gradient descent on the symbols of each image in evaluation, see `search_symbols`; a base is
+            chosen with a sixth of them.
 
     Attributes:
         base_layer: Finds base layers; None without.
@@ -110,6 +113,7 @@ class AdaptiveJSCC(Codec):
         block: int = 16,
         base: str | None = None,
         shares: Sequence[float] = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0),
+        search: int = 0,
     ) -> None:
         super().__init__(max_ratio, stride=8)
         if len(widths) != 2 or len(depths) != 2 or min(depths) < 1 or kernel % 2 == 0:
@@ -121,6 +125,9 @@ class AdaptiveJSCC(Codec):
             from chanlab.jscc.base_layer import BaseLayer
 
             self.base_layer = BaseLayer(base, shares)
+        if search < 0:
+            raise UsageError(f"search is a number of steps, not {search}.")
+        self.search = search
         if block < 8 or block % 8:
             raise UsageError(f"the map of activity has blocks of a multiple of 8 pixels, not {block}.")
         self.pairs *= MOST_SYMBOLS
@@ -140,6 +147,8 @@ class AdaptiveJSCC(Codec):
     def extra_repr(self) -> str:
         """What isn't in the weights."""
         layer, text = self.base_layer, f"max_ratio={self.max_ratio}, block={self.map.block}"
+        if self.search:
+            text += f", search={self.search}"
         if layer is None:
             return text
         return f"{text}, base={layer.codec.codec.name}, shares={layer.shares}, error={layer.error}"
@@ -179,7 +188,8 @@ class AdaptiveJSCC(Codec):
             scale = told(scale, SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
         side = torch.cat([torch.stack([scale, contrast, refines], 1), levels.flatten(1), image.flatten(1)], 1)
         loss = None if base is None or self.training else base.loss
-        return Transmission(scaled(symbols, used, power), used, bits, side, taken, loss)
+        sent = Transmission(scaled(symbols, used, power), used, bits, side, taken, loss)
+        return search_symbols(self, images, sent, snr_db, self.search) if self.search and not self.training else sent
 
     def _base(self, images: Tensor, base: Base | None, snr_db: Tensor, ratio: Ratio | None) -> tuple[Tensor, Tensor]:
         """Bases as the receiver has them, and the channel uses that they take, int64 `[batch]`."""

@@ -26,6 +26,8 @@ from chanlab.metrics import psnr
 if TYPE_CHECKING:
     from chanlab.jscc.adaptive import AdaptiveJSCC
 
+SHORTER = 6
+"""Steps of a codec's search for symbols over those of a trial."""
 _BEST_DB = 100.0  # of equal images, whose PSNR is endless
 
 
@@ -108,11 +110,12 @@ class BaseLayer:
 
         none = Base.none(images)
         best = replace(none, uses=none.num_bytes)
-        most_db = expected_db(best)
+        with _trying(codec, codec.checks_budget):
+            most_db = expected_db(best)
         for base in self.candidates(images, snr_db + codec.convention.offset_db, uses.tolist()):
             if not bool((base.num_bytes > 0).any()):
                 continue
-            with _unchecked(codec):
+            with _trying(codec, False):  # a base that doesn't fit is no error, but not taken
                 found_db = expected_db(base)
             better = found_db > most_db
             most_db = torch.where(better, found_db, most_db)
@@ -131,10 +134,11 @@ def _loss(base: Base) -> Tensor:
 
 
 @contextlib.contextmanager
-def _unchecked(codec: AdaptiveJSCC) -> Iterator[None]:
-    """A base that doesn't fit is no error, but not taken."""
-    checks, codec.checks_budget = codec.checks_budget, False
+def _trying(codec: AdaptiveJSCC, checks: bool) -> Iterator[None]:
+    """Budgets checked or not, and a shorter search for symbols."""
+    had = codec.checks_budget, codec.search
+    codec.checks_budget, codec.search = checks, -(-codec.search // SHORTER)
     try:
         yield
     finally:
-        codec.checks_budget = checks
+        codec.checks_budget, codec.search = had

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from chanlab.errors import UsageError
 from chanlab.jscc.bases import Base
 from chanlab.jscc.codec import Codec, Ratio
 from chanlab.jscc.contract import Received, Transmission, exact_ratio, per_image
@@ -30,9 +31,14 @@ class CompiledCodec:
     Args:
         codec: On the device where it shall run.
         dtype: Of matrix products and convolutions, as under `torch.autocast`.
+
+    Raises:
+        UsageError: If the codec searches for symbols.
     """
 
     def __init__(self, codec: Codec, dtype: torch.dtype = torch.bfloat16) -> None:
+        if getattr(codec, "search", 0):
+            raise UsageError("a search for symbols takes gradients, programs have none: build the codec with search=0.")
         self.codec = copy.deepcopy(codec).eval().requires_grad_(False)
         self.codec.checks_budget = False
         self.dtype = dtype
