@@ -102,7 +102,7 @@ class SymbolChannel(nn.Module, ABC):
             pilot_uses=self.pilot_uses(count),
             power=self.convention.power,
             side=sent.side,
-            base_lost=None if sent.base_loss is None else draws.uniform("base") < sent.base_loss,
+            base_lost=_lost(sent, draws),
         )
 
     @abstractmethod
@@ -155,7 +155,8 @@ class SymbolChannel(nn.Module, ABC):
     def _check_power(self, sent: Transmission) -> None:
         power = sent.power.detach()
         if self.convention.power_over == "batch":
-            power = power.mean(0, keepdim=True)
+            count = sent.used.sum(1)
+            power = (power * count).sum(0, keepdim=True) / count.sum().clamp(min=1)
         most = float(power.max())
         if most > self.convention.power * (1 + _EXCESS):
             raise UsageError(
@@ -172,6 +173,14 @@ class AWGN(SymbolChannel):
         variance = noise_variance[:, None]
         noise = draws.complex_normal("noise", symbols.shape[1])
         return Equalised(symbols + variance.sqrt() * noise, variance, torch.ones_like(variance))
+
+
+def _lost(sent: Transmission, draws: Draws) -> Tensor | None:
+    """Which images lose their base; see `Received`. What isn't sent isn't lost."""
+    if sent.base_loss is None:
+        return None
+    lost = draws.uniform("base") < sent.base_loss
+    return lost if sent.base_uses is None else lost & (sent.base_uses > 0)
 
 
 def equalise(received: Tensor, gain: Tensor, noise_variance: Tensor, power: float) -> Equalised:

@@ -256,6 +256,7 @@ def rows(received, index):
         received.pilot_uses[index],
         received.power,
         None if received.side is None else received.side[index],
+        None if received.base_lost is None else received.base_lost[index],
     )
 
 

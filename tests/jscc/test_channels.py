@@ -210,6 +210,14 @@ def test_power_is_checked_on_air_in_evaluation():
     AWGN().train()(x, 10.0)
     batch = normalise_power(torch.stack([x[0], 3 * x[1]]), convention="batch-power")
     AWGN("batch-power").eval()(batch, 10.0)
+    used = (
+        torch.arange(batch.shape[1]) < torch.tensor([batch.shape[1], 10])[:, None]
+    )  # the power is that of all symbols
+    few = normalise_power(torch.stack([x[0], 3 * x[1]]), used, "batch-power")
+    assert float(few.abs().square().sum() / used.sum()) == pytest.approx(1, rel=1e-4)
+    AWGN("batch-power").eval()(Transmission.of(few, used), 10.0)
+    with pytest.raises(UsageError, match="mean power"):
+        AWGN("batch-power").eval()(Transmission.of(1.05 * few, used), 10.0)
     with pytest.raises(UsageError, match="normalise_power"):
         AWGN().eval()(batch, 10.0)
 
