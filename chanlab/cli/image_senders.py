@@ -175,7 +175,7 @@ class CodecSender(Sender):
         """See `Sender.receive`."""
         image, sample, _ = self.images[index]
         received, got = self.link.send(image[None], sample[None], snr_db, ratio)
-        return Arrived(received[0], float(got.psnr), float(got.ms_ssim), False)
+        return Arrived(received[0], float(got.psnr), float(got.ms_ssim), bool(got.outage))
 
 
 class SeparationSender(Sender):

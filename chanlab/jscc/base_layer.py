@@ -18,8 +18,8 @@ from chanlab.errors import UsageError
 from chanlab.jscc.bases import Base, BaseCodec
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.codec import Ratio
-from chanlab.jscc.contract import side_information_uses
-from chanlab.jscc.separation.channel_codes import LdpcQam, Offer
+from chanlab.jscc.contract import BEST_DB, side_information_uses
+from chanlab.jscc.separation.channel_codes import LdpcQam, Offer, useful_offers
 from chanlab.jscc.separation.image_codecs import ImageCodec
 from chanlab.metrics import psnr
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 SHORTER = 6
 """Steps of a codec's search for symbols over those of a trial."""
-_BEST_DB = 100.0  # of equal images, whose PSNR is endless
 
 
 class BaseLayer:
@@ -62,13 +61,8 @@ class BaseLayer:
 
     @functools.lru_cache(1 << 14)  # noqa: B019
     def _offers(self, symbols: int, snr_db: float) -> tuple[Offer, ...]:
-        """Those that may be used, most bits first, each less likely to be lost than those before it."""
         offers = self.code.offers(symbols, np.array([[snr_db]])) if symbols > 0 else []
-        kept: list[Offer] = []
-        for offer in sorted(offers, key=lambda o: (-o.bits, o.error)):
-            if offer.error <= self.error and (not kept or offer.error < kept[-1].error):
-                kept.append(offer)
-        return tuple(kept)
+        return tuple(useful_offers(offers, self.error))
 
     def candidates(self, images: Tensor, snr_db: Tensor, uses: Sequence[int]) -> list[Base]:
         """A base for each share, where a file fits it; elsewhere mean colours, which take no channel use.
@@ -98,12 +92,14 @@ class BaseLayer:
         # An image is sent alike in any company: noise of its own, the same for all.
         keys = counter.keys(torch.zeros(len(images), dtype=torch.int64, device=images.device), 0, "base")
 
-        lost_db = psnr(images.new_full((), 0.5).expand_as(images), images, "none", validate=False)
+        def shown_db(found: Tensor) -> Tensor:
+            return psnr(found, images, "none", validate=False).clamp(max=BEST_DB)
+
+        lost_db = shown_db(torch.full_like(images, 0.5))
 
         def expected_db(base: Base) -> Tensor:
             sent = replace(codec.encode(images, snr_db, ratio, base), base_loss=None)
-            found = codec.decode(channel(sent, snr_db, keys), shape)
-            found_db = psnr(found, images, "none", validate=False).clamp(max=_BEST_DB)
+            found_db = shown_db(codec.decode(channel(sent, snr_db, keys), shape))
             # Without a symbol, base and side information take more channel uses than there are, or the base takes all.
             fits = sent.used.any(1) | (base.taken == uses)
             return (found_db + _loss(base) * (lost_db - found_db)).where(fits, -math.inf)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -174,54 +173,44 @@ class BaseCodec:
             picture: uint8 `[height, width, 3]`.
             num_bytes: Bytes.
         """
-        if num_bytes < 1:
-            return None
+        return self._search(picture).best(int(num_bytes)) if num_bytes > 0 else None
+
+    def _search(self, picture: npt.NDArray[np.uint8]) -> RateSearch:
         key = hashlib.sha256(repr(picture.shape).encode() + picture.tobytes()).digest()
         if key not in self._searches and len(self._searches) >= _MOST_SEARCHES:
             self.forget()
-        search = self._searches.setdefault(key, RateSearch(self.codec, picture))
-        return search.best(int(num_bytes))
+        return self._searches.setdefault(key, RateSearch(self.codec, picture))
 
     def fitting(self, images: Tensor, offers: Sequence[Sequence[Offer]], progress: bool = False) -> Base:
         """Base layers of highest expected PSNR, each in the bytes of one of its image's offers.
 
         Args:
             images: `[batch, 3, height, width]` in [0, 1], on any device; compressed with 8 bits per value.
-            offers: What a link carries, for each image; those of more bytes first, each safer than those before it. An
-                image that is lost is shown in mid-grey.
+            offers: What a link carries, for each image; see `useful_offers`. A lost image is shown in mid-grey.
             progress: Show a progress bar.
 
         Returns:
-            The base layers and their probability of loss, on the device of the images; none where nothing fits.
+            The base layers and their probability of loss, on the device of the images; none where nothing that fits is
+            better than mid-grey.
         """
         pixels = _to_8_bits(images.detach().cpu())
         base = replace(Base.none(pixels.float() / 255), loss=torch.zeros(len(images)))
         pictures = pixels.permute(0, 2, 3, 1).numpy()
-        chosen: dict[int, tuple[Compressed, float] | None] = {}
+        chosen: dict[int, tuple[Compressed, Offer, float] | None] = {}
 
         def search(i: int) -> None:
-            chosen[i] = self._expected_best(np.ascontiguousarray(pictures[i]), offers[i])
+            picture = np.ascontiguousarray(pictures[i])
+            lost_db = psnr_db(picture, np.full_like(picture, 128))
+            chosen[i] = self._search(picture).expected_best(offers[i], lost_db)
 
         self._threaded(search, range(len(images)), progress)
         for i, found in chosen.items():  # here, not by threads: they don't share the caller's inference mode
             if found is not None and base.loss is not None:
-                file, base.loss[i] = found
+                file, offer, _ = found
+                base.loss[i] = offer.error
                 base.image[i] = torch.from_numpy(file.image.copy()).permute(2, 0, 1).float() / 255
                 base.num_bytes[i] = len(file.data)
         return base.to(images.device)
-
-    def _expected_best(
-        self, picture: npt.NDArray[np.uint8], offers: Sequence[Offer]
-    ) -> tuple[Compressed, float] | None:
-        lost_db = psnr_db(picture, np.full_like(picture, 128))
-        best, most = None, -math.inf
-        for offer in offers:
-            file = self.within(picture, offer.num_bytes)
-            if file is None or file.psnr_db <= most:  # fewer bytes can't be better
-                break
-            if (expected := (1 - offer.error) * file.psnr_db + offer.error * lost_db) > most:
-                best, most = (file, offer.error), expected
-        return best
 
     def forget(self) -> None:
         """Let go of what `within` has encoded."""

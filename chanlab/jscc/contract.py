@@ -26,6 +26,9 @@ FAINTEST = 1e-12
 SIDE_GAP_DB = 3.0
 """Distance of the code of the side information from capacity [dB]; see `side_information_uses`."""
 
+BEST_DB = 100.0
+"""PSNR that an image without any error counts as [dB]."""
+
 _SUMMED = 2048  # values of a part of a long sum
 
 

@@ -15,13 +15,10 @@ from torch import Tensor, nn
 from chanlab.errors import UsageError
 from chanlab.jscc.channels import SymbolChannel
 from chanlab.jscc.codec import Codec
-from chanlab.jscc.contract import source_values
+from chanlab.jscc.contract import BEST_DB, source_values
 from chanlab.jscc.module import JSCCModule
 from chanlab.metrics.images import fitting_scales, ms_ssim, psnr
 from chanlab.records import Record, record
-
-BEST_DB = 100.0
-"""PSNR that an image without any error counts as [dB]."""
 
 
 class Measured(NamedTuple):
@@ -33,6 +30,7 @@ class Measured(NamedTuple):
         uses: Channel uses, side information, a base layer and pilots included.
         pilot_uses: Those of the pilots.
         side_uses: Those of side information and of a base layer.
+        outage: 1 where a base layer was lost, so that mid-grey is shown, else 0.
     """
 
     psnr: Tensor
@@ -40,6 +38,7 @@ class Measured(NamedTuple):
     uses: Tensor
     pilot_uses: Tensor
     side_uses: Tensor
+    outage: Tensor
 
 
 class Link:
@@ -86,6 +85,7 @@ class Link:
             received.uses,
             received.pilot_uses,
             received.data_uses - -(-received.used.sum(1) // self.channel.symbols_per_use),
+            torch.zeros_like(received.uses) if received.base_lost is None else received.base_lost,
         )
         return shown.cpu(), Measured(*(v.double().cpu() for v in values))
 
@@ -132,7 +132,7 @@ def stated_ratio(measured: Measured, image_shape: tuple[int, int, int]) -> str:
 def measured_records(
     measured: Measured, system: str, condition: Mapping[str, str | int | float | bool], **fields: object
 ) -> list[Record]:
-    """Records of means: `psnr` [dB], `ms_ssim`, `uses`, `pilot_uses`, `side_uses`.
+    """Records of means: `psnr` [dB], `ms_ssim`, `uses`, `pilot_uses`, `side_uses`, `outage` (share of images).
 
     Args:
         measured: Of some images.

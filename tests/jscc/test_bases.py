@@ -141,6 +141,18 @@ def test_of_several_offers_the_best_is_taken_losses_counted():
     assert moved.uses is not None
 
 
+def test_an_exact_file_is_sent_safely_and_grey_needs_none():
+    """PSNR of equal images is endless: any loss of them would seem as good."""
+    offers = [Offer(8 * size + 1, error) for size, error in ((900, 0.09), (800, 0.01), (700, 0.0))]
+    base = BaseCodec("webp").fitting(torch.full((1, 3, 64, 64), 200 / 255), [offers])
+    assert base.image.unique().tolist() == pytest.approx([200 / 255])
+    assert 0 < base.num_bytes[0] <= 700
+    assert base.loss[0] == 0
+    grey = BaseCodec("webp").fitting(torch.full((1, 3, 64, 64), 128 / 255), [offers])
+    assert grey.num_bytes[0] == 0
+    assert torch.equal(grey.loss, torch.zeros(1))
+
+
 def test_errors_of_codecs():
     with pytest.raises(UsageError, match="speed is an option"):
         BaseCodec("jpeg", speed=4)

@@ -361,12 +361,28 @@ def test_a_base_is_lost_as_often_as_its_link_says(monkeypatch):
             assert float(gone.float().mean()) == pytest.approx(0.25, abs=0.07)
             assert (shown[gone] == 0.5).all()
             assert ((shown[~gone] - images).square().mean((1, 2, 3)) < 0.05).all()
-        never, shown = lost(codec, images, replace(base, loss=torch.zeros(1)))
-        assert not never.any()
+        for nothing in (replace(base, loss=torch.zeros(1)), replace(base, uses=torch.zeros(1, dtype=torch.int64))):
+            assert not lost(codec, images, nothing)[0].any()
         for one in (base, replace(base, loss=None)):
             sent = codec.train(one is base).encode(images, 10.0, None, one)
             assert sent.base_loss is None  # neither in training nor where nothing is lost
             assert AWGN()(sent, 10.0).base_lost is None
+
+
+def test_links_tell_which_bases_were_lost():
+    codec, images = drawn(), half_busy(1)
+
+    class Risky(BaseLayer):
+        def best(self, codec, images, snr_db, ratio):
+            loss = torch.full((len(images),), 0.5)
+            return Base(images, torch.full((len(images),), 90), torch.full((len(images),), 400), loss)
+
+    assert not Link(codec, AWGN()).send(images, torch.arange(1), 10.0)[1].outage.any()
+    codec.base_layer = Risky("jpeg")
+    shown, measured = Link(codec, AWGN()).send(images.expand(40, -1, -1, -1), torch.arange(40), 10.0)
+    gone = (shown == 0.5).flatten(1).all(1)
+    assert 8 < gone.sum() < 32
+    assert torch.equal(measured.outage, gone.double())
 
 
 def test_losses_are_counted_in_the_choice():

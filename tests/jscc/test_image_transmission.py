@@ -303,7 +303,7 @@ def test_script_measures_and_shows(folder, tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "2 images of 96x96, k/n = 1/12: PSNR [dB], MS-SSIM" in shown
     records = json.loads((tmp_path / "results.json").read_text())
-    assert {r["metric"] for r in records} == {"psnr", "ms_ssim", "uses", "pilot_uses", "side_uses"}
+    assert {r["metric"] for r in records} == {"psnr", "ms_ssim", "uses", "pilot_uses", "side_uses", "outage"}
     for size in ("96x96", "128x192"):
         wide, narrow = (
             dict(lines(records, "psnr", {"size": size, "ratio": r, "channel": "awgn"})["ours"]) for r in ("1/6", "1/12")

@@ -18,7 +18,7 @@ from chanlab.data import counter
 from chanlab.errors import UsageError
 from chanlab.jscc.channels import AWGN, SymbolChannel
 from chanlab.jscc.contract import channel_uses, normalise_power, side_information_uses
-from chanlab.jscc.separation.channel_codes import ChannelCode, LdpcQam, Offer, symbol_snr_db
+from chanlab.jscc.separation.channel_codes import ChannelCode, LdpcQam, Offer, symbol_snr_db, useful_offers
 from chanlab.jscc.separation.image_codecs import CodecError, ImageCodec, Picture, find_codec
 from chanlab.jscc.separation.mcs import TransportFormat
 from chanlab.jscc.separation.rate_search import Compressed, RateSearch, psnr_db
@@ -197,21 +197,12 @@ class Separation:
         lost_db = psnr_db(image, self._lost_picture(image))
         bits = torch.tensor([float(self.code.side_bits)])
         side = int(side_information_uses(bits, torch.tensor([snr_db + self.channel.convention.offset_db])))
-        best = OperatingPoint(None, None, lost_db, lost_db, lost_db, 0)
         symbols = self.channel.symbols_within(uses) - side
-        if symbols < 1:
-            return best
-        search = self._search(image)
-        for offer in self._useful_offers(symbols, snr_db):
-            found = search.best(offer.num_bytes)
-            if found is None:
-                break
-            expected = (1 - offer.error) * found.psnr_db + offer.error * lost_db
-            if expected > best.expected_db:
-                best = OperatingPoint(offer, found, found.psnr_db, lost_db, expected, side)
-            if found.psnr_db <= best.expected_db:  # fewer bits can't be better
-                break
-        return best
+        best = self._search(image).expected_best(self._useful_offers(symbols, snr_db) if symbols > 0 else [], lost_db)
+        if best is None:
+            return OperatingPoint(None, None, lost_db, lost_db, lost_db, 0)
+        found, offer, expected = best
+        return OperatingPoint(offer, found, found.psnr_db, lost_db, expected, side)
 
     def _reckoned(self, point: OperatingPoint, snr_db: float) -> OperatingPoint:
         """An operating point with the error probability that it has at another SNR [dB]."""
@@ -226,14 +217,9 @@ class Separation:
         return replace(point, offer=offer, expected_db=expected)
 
     def _useful_offers(self, symbols: int, snr_db: float) -> list[Offer]:
-        """Offers, most bits first, each less likely to be lost than those with more bits."""
         if (symbols, snr_db) not in self._offers:
-            kept: list[Offer] = []
             reckoned = symbol_snr_db(self.channel, snr_db, symbols)
-            for offer in sorted(self.code.offers(symbols, reckoned), key=lambda o: (-o.bits, o.error)):
-                if offer.error < (kept[-1].error if kept else _SURE_LOSS):
-                    kept.append(offer)
-            self._offers[symbols, snr_db] = kept
+            self._offers[symbols, snr_db] = useful_offers(self.code.offers(symbols, reckoned), _SURE_LOSS)
         return self._offers[symbols, snr_db]
 
     def _send(

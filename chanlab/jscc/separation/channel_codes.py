@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,15 @@ class Offer:
     def num_bytes(self) -> int:
         """Whole bytes besides the bit that marks their end."""
         return max(0, (self.bits - 1) // 8)
+
+
+def useful_offers(offers: Iterable[Offer], most_error: float) -> list[Offer]:
+    """Offers that are lost with at most this probability: most bits first, each safer than those with more bits."""
+    kept: list[Offer] = []
+    for offer in sorted(offers, key=lambda o: (-o.bits, o.error)):
+        if offer.error <= most_error and (not kept or offer.error < kept[-1].error):
+            kept.append(offer)
+    return kept
 
 
 class ChannelCode(Protocol):

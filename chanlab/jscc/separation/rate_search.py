@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from chanlab.jscc.contract import BEST_DB
+from chanlab.jscc.separation.channel_codes import Offer
 from chanlab.jscc.separation.image_codecs import ImageCodec, Picture
 
 
@@ -52,6 +55,31 @@ class RateSearch:
         """The picture of highest PSNR, over all variants, in at most so many bytes; None if none fits."""
         fitting = [(v, level) for v in self.codec.variants if (level := self.level(num_bytes, v)) is not None]
         return max((self._picture(*f) for f in fitting), key=lambda c: c.psnr_db, default=None)
+
+    def expected_best(self, offers: Iterable[Offer], lost_db: float) -> tuple[Compressed, Offer, float] | None:
+        """What is best sent over a link: (1 - error) PSNR + error `lost_db` is highest.
+
+        Args:
+            offers: What the link carries; see `useful_offers`.
+            lost_db: PSNR of what is shown of a lost image [dB].
+
+        Returns:
+            The picture, the offer and the expected PSNR [dB]; None if nothing is better than losing the image. Equal
+            images count as `BEST_DB`.
+        """
+        lost_db = min(lost_db, BEST_DB)
+        best, most = None, lost_db
+        for offer in offers:
+            found = self.best(offer.num_bytes) if offer.num_bytes else None
+            if found is None:
+                break
+            arrived_db = min(found.psnr_db, BEST_DB)
+            expected = (1 - offer.error) * arrived_db + offer.error * lost_db
+            if expected > most:
+                best, most = (found, offer, expected), expected
+            if arrived_db <= most:  # fewer bytes can't be better
+                break
+        return best
 
     def level(self, num_bytes: int, variant: str) -> int | None:
         """The highest level of a variant that fits, by bisection: sizes grow with the level.
