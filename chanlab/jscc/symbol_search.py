@@ -29,9 +29,9 @@ def search_symbols(
 
     An encoder's network finds symbols for all images in one pass; for a given image there are better ones (Campos et
     al., 2019, for learned compression). The transmitter has the decoder, too: it sends the image to itself over noise
-    that it draws, and follows the gradient of the PSNR with regard to the symbols (Adam), at unit power. Which symbols
-    are sent, side information and receiver stay. Where the outcome is no better over other noise, symbols stay as well.
-    An image's symbols depend on nothing else in its batch.
+    that it draws, and follows the gradient of the PSNR with regard to the symbols (Adam). The image's power, which
+    symbols are sent, side information and receiver stay. Where the outcome is no better over other noise, symbols stay
+    as well. What is found for an image depends on nothing else in its batch.
 
     Args:
         codec: In evaluation.
@@ -56,14 +56,15 @@ def search_symbols(
 
 
 def _search(codec: Codec, images: Tensor, sent: Transmission, snr_db: Tensor, steps: int, rate: float) -> Tensor:
-    channel, shape = AWGN(codec.convention).eval(), (images.shape[1], images.shape[2], images.shape[3])
-    start = sent.symbols
+    # In training channels don't check the power, which waits for the device, and is that of other images, too.
+    channel, shape = AWGN(codec.convention).train(), (images.shape[1], images.shape[2], images.shape[3])
+    start, power = sent.symbols, sent.power
     parts = torch.view_as_real(start).clone().requires_grad_()
     optimizer = torch.optim.Adam([parts], lr=rate)
 
     def symbols() -> Tensor:
         free = torch.view_as_complex(parts)
-        return scaled(free, sent.used, power_scale(free, sent.used, codec.convention))
+        return scaled(free, sent.used, power_scale(free, sent.used) * power.sqrt())
 
     def error(given: Tensor, step: int) -> Tensor:
         # The noise of a step is the same for each image.
