@@ -217,6 +217,7 @@ class Shelf:
         """
         for arm in arms:
             asked, had = settings(arm, args), self.read(arm).get("settings", {})
+            had = {"high_snr_share": 0.0} | had if had else had  # there was none once
             # Weights that a run starts from matter when it is trained, not when the command is given again.
             other = [name for name in had if name != "init" and had[name] != asked[name]]
             if other:

@@ -55,6 +55,8 @@ class Base:
                 f"a base has an image [batch, 3, height, width] and num_bytes [batch], not {list(self.image.shape)} "
                 f"and {list(self.num_bytes.shape)}."
             )
+        if any(value is not None and value.shape != self.num_bytes.shape for value in (self.uses, self.loss)):
+            raise UsageError(f"channel uses and losses of bases are [batch] = {list(self.num_bytes.shape)}.")
 
     @property
     def taken(self) -> Tensor:

@@ -85,7 +85,7 @@ class Codec(nn.Module):
         """Images of what was received.
 
         Args:
-            received: What the receiver knows.
+            received: What the receiver knows. A codec that rests on bases ends with `Received.shown`.
             image_shape: (3, height, width).
 
         Returns:

@@ -21,7 +21,8 @@ class ReceivedImageWriter(Callback):
     """Writes what `JSCCModule.predict_step` returns: a PNG for each image, SNR and ratio, and `received.json`.
 
     A file is called after its image, the SNR and, where it was asked for, the ratio: `street_5dB.png`,
-    `street_5dB_1_12.png`. `received.json` lists image, SNR [dB], ratio, channel uses, PSNR [dB] and file.
+    `street_5dB_1_12.png`. `received.json` lists image, SNR [dB], ratio, channel uses, PSNR [dB], whether
+    a base layer was lost, and file.
 
     Args:
         folder: Where; `received` in the trainer's `default_root_dir` when not given.
@@ -66,6 +67,7 @@ class ReceivedImageWriter(Callback):
                         "ratio": None if known is None else str(known),
                         "channel_uses": int(outputs["uses"][i, j]),
                         "psnr_db": round(float(outputs["psnr"][i, j]), 3),
+                        "lost": bool(outputs["lost"][i, j]),
                         "file": file,
                     }
                 )

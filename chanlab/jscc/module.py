@@ -237,19 +237,19 @@ class JSCCModule(LightningModule):
 
         Returns:
             `image` `[batch, condition, 3, height, width]`, `id` `[batch]`, `snr_db`, `ratio` (NaN: the codec's own)
-            `[condition]`, and channel `uses` and `psnr` [dB], `[batch, condition]`.
+            `[condition]`, and channel `uses`, `psnr` [dB] and whether a base was `lost`, `[batch, condition]`.
         """
         images, ids = batch["image"], batch["id"]
-        received, uses = zip(
-            *(self.transmit(images, ids, snr, ratio) for ratio, snr in self._conditions()), strict=True
-        )
+        found = [self.receive(images, ids, snr, ratio) for ratio, snr in self._conditions()]
+        never = torch.zeros(len(images), dtype=torch.bool, device=images.device)
         return {
-            "image": torch.stack(received, 1),
+            "image": torch.stack([image for image, _ in found], 1),
             "id": ids,
             "snr_db": torch.tensor([snr for _, snr in self._conditions()]),
             "ratio": torch.tensor([float("nan") if ratio is None else float(ratio) for ratio, _ in self._conditions()]),
-            "uses": torch.stack(uses, 1),
-            "psnr": torch.stack([psnr(image.float(), images, "none", validate=False) for image in received], 1),
+            "uses": torch.stack([received.uses for _, received in found], 1),
+            "psnr": torch.stack([psnr(image.float(), images, "none", validate=False) for image, _ in found], 1),
+            "lost": torch.stack([never if got.base_lost is None else got.base_lost for _, got in found], 1),
         }
 
     def on_validation_epoch_end(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -91,6 +92,15 @@ def test_ours_is_trained_with_base_layers_and_sends_one(photos, tmp_path):
     run("predict", *shared, "--ckpt_path", "last", *with_one)
     (row,) = json.loads((out / "received" / "received.json").read_text())
     assert row["channel_uses"] == 3 * 112 * 128 // 6
+    assert row["lost"] is False
+    losing = small_module(eval_snr_db=[10.0]).eval()
+    encode = losing.codec.encode
+    base = {"base_uses": torch.tensor([1, 1]), "base_loss": torch.tensor([1.0, 0.0])}
+    losing.codec.encode = lambda *a, **k: replace(encode(*a, **k), **base)
+    with torch.no_grad():
+        found = losing.predict_step({"image": torch.rand(2, 3, 32, 32), "id": torch.arange(2)}, 0)
+    assert found["lost"].tolist() == [[True], [False]]
+    assert (found["image"][0] == 0.5).all()
 
 
 def test_a_share_of_training_images_has_its_base_layer(monkeypatch):
