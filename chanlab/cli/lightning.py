@@ -117,7 +117,10 @@ def main(argv: list[str]) -> None:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "💡" not in r.getMessage())
     for expected in (".*exists and is not empty", ".*is smaller than the logging interval", ".*LeafSpec"):
         warnings.filterwarnings("ignore", expected)
-    before, sys.argv = sys.argv, ["chanlab", *_resolve_configs(argv)]
+    # What is logged of an epoch are metrics, which all processes have computed together.
+    warnings.filterwarnings("ignore", ".*sync_dist=True")
+    # The program stays what was started: strategies of several processes (ddp) start it again.
+    before, sys.argv = sys.argv, [sys.argv[0], *_resolve_configs(argv)]
     try:
         ChanlabCLI(
             LightningModule,
@@ -127,6 +130,7 @@ def main(argv: list[str]) -> None:
             seed_everything_default=1,
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},
+            parser_kwargs={"prog": "chanlab"},
         )
     finally:
         sys.argv = before

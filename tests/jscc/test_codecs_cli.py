@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -163,6 +165,20 @@ def test_recipes_have_equal_parameters():
             count[name] = sum(p.numel() for p in kind(**codec["init_args"]).parameters())
     assert count["adjscc"] == pytest.approx(count["ours"], rel=0.08)
     assert count["deepjscc"] == pytest.approx(count["ours"], rel=0.08)
+
+
+def test_two_processes_train_together(photos, tmp_path):
+    """A strategy that starts the program again finds it, however it was started."""
+    command = ["fit", "--config", RECIPES / "deepjscc.yaml", "--data.images", photos, *SMALL["deepjscc"]]
+    command += ["--trainer.accelerator", "cpu", "--trainer.devices", 2, "--trainer.strategy", "ddp"]
+    command += ["--trainer.max_steps", 2, "--trainer.default_root_dir", tmp_path, "--trainer.limit_val_batches", 0]
+    started = [sys.executable, "-m", "chanlab", *map(str, command)]
+    done = subprocess.run(started, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "Starting with 2 processes" in done.stdout + done.stderr
+    assert "sync_dist" not in done.stderr
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 2
 
 
 def small_module(**options):
