@@ -118,3 +118,22 @@ def test_no_search_in_training_and_where_it_cannot_be():
     with pytest.raises(UsageError, match="search is a number of steps"):
         small(search=-1)
     assert digest(small()) == digest(small(search=0)) != digest(small(search=3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_search_on_the_device():
+    codec, images = small(base="jpeg", shares=(0.5,), search=12).cuda(), busy(3, 64).cuda()
+    with torch.inference_mode():
+        sent = codec.encode(images, SNR.cuda())
+        assert sent.uses(SNR.cuda()).tolist() == [2048] * 3
+        base = codec.base_layer.best(codec, images, SNR.cuda(), None)
+        codec.search = 0
+        plain = codec.encode(images, SNR.cuda(), None, base)
+        found, was = (
+            (codec.decode(AWGN().eval()(s, SNR.cuda(), torch.arange(3)), (3, 64, 64)) - images).square().mean((1, 2, 3))
+            for s in (sent, plain)
+        )
+    refined = (base.taken < 2000) & ~torch.isclose(found, was)
+    assert refined.any()
+    assert (found[refined] < was[refined]).all()
