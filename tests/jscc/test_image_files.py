@@ -12,6 +12,8 @@ from chanlab.errors import StoreError, UsageError
 from chanlab.jscc import open_images, open_pictures
 from chanlab.jscc.image_files import draw_splits, picture_size, read_picture
 
+SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
+
 
 def picture(path, size=(20, 30), seed=0, **kwargs):
     """A picture of noise; `size` is height and width."""
@@ -203,7 +205,7 @@ def test_cifar_10(cifar, tmp_path):
     assert images.entries[index].label == raw[0]
     assert images.read(index)[5, 9].tolist() == [raw[1 + plane * 1024 + 5 * 32 + 9] for plane in range(3)]
     with tarfile.open(path) as archive:
-        archive.extractall(tmp_path / "out", filter="data")
+        archive.extractall(tmp_path / "out", **SAFELY)
     for folder in ("out", "out/cifar-10-batches-bin"):
         assert open_images(tmp_path / folder, fractions=(0.8, 0.2, 0.0)).entries == images.entries
 
