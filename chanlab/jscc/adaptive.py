@@ -24,10 +24,12 @@ from chanlab.jscc.allocation import (
 from chanlab.jscc.bases import Base, mean_colour
 from chanlab.jscc.codec import Codec, Ratio, check_images
 from chanlab.jscc.contract import (
+    LEAST_BOOST,
     Received,
     Transmission,
     pair_iq,
     per_image,
+    power_left,
     power_scale,
     scaled,
     side_information_uses,
@@ -177,7 +179,11 @@ class AdaptiveJSCC(Codec):
         levels = self.map.levels(difference)
         width, uses, bits = self.budget(images, snr_db, ratio, self.map.bits(levels), taken)
         refines = (taken > 0).float()
-        conditions = self.conditions(snr_db, uses, images.shape[1:], contrast, refines)
+        loss, share = (None, None) if base is None or self.training else (base.loss, base.power)
+        boosted_db = snr_db  # at symbols that have more power or less than the base
+        if share is not None:
+            boosted_db = snr_db + 10 * power_left(uses, taken, share).clamp(min=LEAST_BOOST).log10()
+        conditions = self.conditions(boosted_db, uses, images.shape[1:], contrast, refines)
         inputs = torch.cat([difference / 2, self.pad(image) * 2 - 1], 1)
         order = symbol_order(self.places(levels, images.shape[1:]))[:, :width]
         symbols = pair_iq(self.analysis(inputs, conditions, levels), order)
@@ -187,8 +193,7 @@ class AdaptiveJSCC(Codec):
         if not self.training:
             scale = told(scale, SCALE_BITS, LOWEST_SCALE_DB, HIGHEST_SCALE_DB)
         side = torch.cat([torch.stack([scale, contrast, refines], 1), levels.flatten(1), image.flatten(1)], 1)
-        loss = None if base is None or self.training else base.loss
-        sent = Transmission(scaled(symbols, used, power), used, bits, side, taken, loss)
+        sent = Transmission(scaled(symbols, used, power), used, bits, side, taken, loss, share)
         return search_symbols(self, images, sent, snr_db, self.search) if self.search and not self.training else sent
 
     def _base(self, images: Tensor, base: Base | None, snr_db: Tensor, ratio: Ratio | None) -> tuple[Tensor, Tensor]:

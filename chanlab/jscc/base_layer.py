@@ -18,9 +18,11 @@ from chanlab.errors import UsageError
 from chanlab.jscc.bases import Base, BaseCodec
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.codec import Ratio
-from chanlab.jscc.contract import BEST_DB, side_information_uses
+from chanlab.jscc.contract import BEST_DB, LEAST_BOOST, side_information_uses
 from chanlab.jscc.separation.channel_codes import LdpcQam, Offer, useful_offers
 from chanlab.jscc.separation.image_codecs import ImageCodec
+from chanlab.jscc.separation.mcs import nr_mcs, transport_format
+from chanlab.jscc.separation.payload import ERROR
 from chanlab.metrics import psnr
 
 if TYPE_CHECKING:
@@ -28,22 +30,26 @@ if TYPE_CHECKING:
 
 SHORTER = 6
 """Steps of a codec's search for symbols over those of a trial."""
+MOST_BOOST_DB = 2.0
+"""Power of a base's symbols over the mean of all, at most [dB]."""
 
 
 class BaseLayer:
     """Finds the base layer with which a codec sends an image best over AWGN, no base included.
 
-    For each share of the channel uses, modulation and coding schemes are filled with the best file that fits, and that
-    of highest expected PSNR is taken, its losses counted. The encoder then sends and receives the image itself, over
-    noise that it draws, and takes the share that came out best, losses counted again: encoding takes as many encodings
-    and decodings as there are shares.
+    For each share of the channel uses, two modulation and coding schemes are filled with the best file that fits: the
+    fastest one whose losses are rare enough, and the next. The base is sent with just the power that this takes, which
+    leaves more or less to the symbols (`Transmission.boost`); the receiver knows it from the scheme. A base that takes
+    all channel uses has the scheme of highest expected PSNR. The encoder then sends and receives the image itself, over
+    noise that it draws, and takes what came out best, losses counted: encoding takes as many encodings and decodings as
+    there are candidates.
 
     Args:
         codec: Name of an image codec, or one set up; see `chanlab.jscc.separation.find_codec`.
         shares: Shares tried, above 0 and up to 1, of the channel uses that the codec's `side_bits` and a told rate
             leave. A base of all of them is sent alone, see `AdaptiveJSCC`.
-        error: Probability that a base is lost, at most. Channels draw losses (`Transmission.base_loss`); an image that
-            loses its base is shown in mid-grey.
+        error: Probability that a base of all channel uses is lost, at most; others are lost at `ERROR`, whatever the
+            power. Channels draw losses (`Transmission.base_loss`); an image without its base is shown in mid-grey.
     """
 
     def __init__(
@@ -61,11 +67,25 @@ class BaseLayer:
 
     @functools.lru_cache(1 << 14)  # noqa: B019
     def _offers(self, symbols: int, snr_db: float) -> tuple[Offer, ...]:
+        """What a base carries that takes all channel uses, at the power of all."""
         offers = self.code.offers(symbols, np.array([[snr_db]])) if symbols > 0 else []
         return tuple(useful_offers(offers, self.error))
 
+    @functools.lru_cache(1 << 14)  # noqa: B019
+    def _powers(self, symbols: int, snr_db: float) -> tuple[tuple[Offer | None, float], ...]:
+        """What it carries at other powers: the fastest scheme that needs no more than 1, and the next one, if any."""
+        formats = [transport_format(mcs, symbols) for mcs in nr_mcs()] if symbols > 0 else []
+        known = [(f.size, self.code.needed_snr_db(f, ERROR) - snr_db, f) for f in formats if f is not None]
+        less = max((x for x in known if x[1] <= 0), key=lambda x: (x[0], -x[1]), default=None)
+        bits = 0 if less is None else less[0]
+        more = min((x for x in known if x[0] > bits and 0 < x[1] <= MOST_BOOST_DB), key=lambda x: x[1], default=None)
+        return tuple(
+            (None, 1.0) if found is None else (Offer(found[0], ERROR, found[2]), 10 ** (found[1] / 10))
+            for found in (less, more)
+        )
+
     def candidates(self, images: Tensor, snr_db: Tensor, uses: Sequence[int]) -> list[Base]:
-        """A base for each share, where a file fits it; elsewhere mean colours, which take no channel use.
+        """Bases for each share; where no file fits mean colours, which take no channel use.
 
         Args:
             images: `[batch, 3, height, width]` in [0, 1].
@@ -77,10 +97,18 @@ class BaseLayer:
         found = []
         for share in self.shares:
             symbols = [int(share * most) for most in uses]
-            offers = [self._offers(s - told, snr) for s, told, snr in zip(symbols, index, snrs, strict=True)]
-            base = self.codec.fitting(images, offers)
-            taken = torch.tensor(symbols, device=images.device).where(base.num_bytes > 0, 0)
-            found.append(replace(base, uses=taken))
+            rooms = [(s - told, snr) for s, told, snr in zip(symbols, index, snrs, strict=True)]
+            kinds: list[tuple[list[tuple[Offer, ...]], list[float] | None]] = []
+            if share == 1:
+                kinds.append(([self._offers(*room) for room in rooms], None))
+            else:
+                both = zip(*(self._powers(*room) for room in rooms), strict=True)
+                kinds += [([(o,) if o else () for o, _ in kind], [power for _, power in kind]) for kind in both]
+            for offers, powers in kinds:
+                base = self.codec.fitting(images, offers)
+                taken = torch.tensor(symbols, device=images.device).where(base.num_bytes > 0, 0)
+                power = None if powers is None else torch.tensor(powers, dtype=torch.float32, device=images.device)
+                found.append(replace(base, uses=taken, power=power))
         return found
 
     @torch.no_grad()
@@ -88,7 +116,7 @@ class BaseLayer:
         """The base of each image; its mean colour where it is better off without."""
         shape = (images.shape[1], images.shape[2], images.shape[3])
         _, uses, _ = codec.budget(images, snr_db, ratio)
-        channel = AWGN(codec.convention).eval()
+        channel = AWGN(codec.convention).train()  # which doesn't refuse what doesn't fit
         # An image is sent alike in any company: noise of its own, the same for all.
         keys = counter.keys(torch.zeros(len(images), dtype=torch.int64, device=images.device), 0, "base")
 
@@ -102,6 +130,8 @@ class BaseLayer:
             found_db = shown_db(codec.decode(channel(sent, snr_db, keys), shape))
             # Without a symbol, base and side information take more channel uses than there are, or the base takes all.
             fits = sent.used.any(1) | (base.taken == uses)
+            if (boost := sent.boost) is not None:
+                fits &= boost > LEAST_BOOST
             return (found_db + _loss(base) * (lost_db - found_db)).where(fits, -math.inf)
 
         none = Base.none(images)
@@ -120,6 +150,7 @@ class BaseLayer:
                 torch.where(better, base.num_bytes, best.num_bytes),
                 torch.where(better, base.taken, best.taken),
                 torch.where(better, _loss(base), _loss(best)),
+                torch.where(better, _power(base), _power(best)),
             )
         return best
 
@@ -127,6 +158,11 @@ class BaseLayer:
 def _loss(base: Base) -> Tensor:
     """Probability that each is lost, float32 `[batch]`."""
     return base.image.new_zeros(len(base.image), dtype=torch.float32) if base.loss is None else base.loss
+
+
+def _power(base: Base) -> Tensor:
+    """Power of the symbols of each, over the mean of all, float32 `[batch]`."""
+    return base.image.new_ones(len(base.image), dtype=torch.float32) if base.power is None else base.power
 
 
 @contextlib.contextmanager

@@ -42,12 +42,14 @@ class Base:
         num_bytes: Bytes to send, int64 `[batch]`; 0: no base layer.
         uses: Channel uses that sending them takes, int64 `[batch]`; None: not known yet.
         loss: Probability that they are lost, float32 `[batch]`; None: 0.
+        power: Of their symbols, over the mean of all, float32 `[batch]`; None: 1.
     """
 
     image: Tensor
     num_bytes: Tensor
     uses: Tensor | None = None
     loss: Tensor | None = None
+    power: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.image.ndim != 4 or self.image.shape[1] != 3 or self.num_bytes.shape != self.image.shape[:1]:
@@ -55,8 +57,9 @@ class Base:
                 f"a base has an image [batch, 3, height, width] and num_bytes [batch], not {list(self.image.shape)} "
                 f"and {list(self.num_bytes.shape)}."
             )
-        if any(value is not None and value.shape != self.num_bytes.shape for value in (self.uses, self.loss)):
-            raise UsageError(f"channel uses and losses of bases are [batch] = {list(self.num_bytes.shape)}.")
+        each = self.uses, self.loss, self.power
+        if any(value is not None and value.shape != self.num_bytes.shape for value in each):
+            raise UsageError(f"channel uses, losses and powers of bases are [batch] = {list(self.num_bytes.shape)}.")
 
     @property
     def taken(self) -> Tensor:
@@ -77,11 +80,8 @@ class Base:
 
     def to(self, device: torch.device | str) -> Base:
         """The same on a device."""
-        values = (self.image, self.num_bytes, self.uses, self.loss)
-        image, num_bytes, uses, loss = (None if value is None else value.to(device) for value in values)
-        assert image is not None
-        assert num_bytes is not None
-        return Base(image, num_bytes, uses, loss)
+        others = (None if value is None else value.to(device) for value in (self.uses, self.loss, self.power))
+        return Base(self.image.to(device), self.num_bytes.to(device), *others)
 
 
 def mean_colour(images: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from chanlab.errors import UsageError
 from chanlab.jscc.contract import (
+    LEAST_BOOST,
     STANDARD,
     Convention,
     Received,
@@ -82,6 +83,8 @@ class SymbolChannel(nn.Module, ABC):
             self._check_power(sent)
         snr = per_image(snr_db, sent.symbols)
         noise_variance = self.convention.noise_variance(snr)
+        if (boost := sent.boost) is not None:  # as much less noise at symbols that aren't scaled
+            noise_variance = noise_variance / boost.clamp(min=LEAST_BOOST)
         draws = Draws(generator, len(snr), snr.device)
         # Side information goes in the same frame: it takes its place on the grid, and its share of pilots.
         count = sent.uses(snr + self.convention.offset_db)
@@ -163,6 +166,9 @@ class SymbolChannel(nn.Module, ABC):
                 f"an image is sent with mean power {most:.4g} per symbol, {self.convention.power:g} is allowed: "
                 "normalise_power it."
             )
+        boost = sent.boost
+        if boost is not None and float(boost.min()) < LEAST_BOOST:
+            raise UsageError("a base is sent with all the power of its image, or more: lower its power.")
 
 
 class AWGN(SymbolChannel):

@@ -55,16 +55,18 @@ class CompiledCodec:
         if base is None and layer is not None:
             with torch.no_grad(), torch.autocast(images.device.type, self.dtype):
                 base = layer.best(self.codec, images, inputs[1], ratio)
-        has = isinstance(ratio, Tensor), base is not None
+        has = isinstance(ratio, Tensor), base is not None, base is not None and base.power is not None
         if isinstance(ratio, Tensor):
             inputs.append(ratio)
         if base is not None:
             inputs += [base.image, base.taken]
+            if base.power is not None:
+                inputs.append(base.power)
         symbols, used, bits, side, taken = self._run(
             _Encoding(self.codec, self.dtype, agreed, has), inputs, (agreed, has)
         )
-        loss = None if base is None else base.loss
-        return Transmission(torch.view_as_complex(symbols), used, bits, side, taken, loss)
+        loss, power = (None, None) if base is None else (base.loss, base.power)
+        return Transmission(torch.view_as_complex(symbols), used, bits, side, taken, loss, power)
 
     def decode(self, received: Received, image_shape: tuple[int, int, int]) -> Tensor:
         """See `Codec.decode`."""
@@ -96,9 +98,7 @@ class CompiledCodec:
 class _Encoding(nn.Module):
     """Tensors in, tensors out; symbols as real and imaginary parts."""
 
-    def __init__(
-        self, codec: Codec, dtype: torch.dtype, ratio: Fraction | None, has: tuple[bool, bool] = (False, False)
-    ) -> None:
+    def __init__(self, codec: Codec, dtype: torch.dtype, ratio: Fraction | None, has: tuple[bool, bool, bool]) -> None:
         super().__init__()
         self.codec, self.dtype, self.ratio, self.has = codec, dtype, ratio, has
 
@@ -106,8 +106,8 @@ class _Encoding(nn.Module):
         ratio = others[0] if self.has[0] else self.ratio
         more = {}
         if self.has[1]:
-            image, uses = others[-2:]
-            more["base"] = Base(image, uses, uses)  # bytes aren't read
+            image, uses, *power = others[int(self.has[0]) :]
+            more["base"] = Base(image, uses, uses, power=power[0] if power else None)  # bytes aren't read
         with torch.autocast(images.device.type, self.dtype):
             sent = self.codec.encode(images, snr_db, ratio, **more)
         return torch.view_as_real(sent.symbols), sent.used, sent.side_bits, sent.side, sent.base_uses

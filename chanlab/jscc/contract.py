@@ -29,6 +29,8 @@ SIDE_GAP_DB = 3.0
 BEST_DB = 100.0
 """PSNR that an image without any error counts as [dB]."""
 
+LEAST_BOOST = 1e-3
+"""Least power that a base may leave to a symbol; see `Transmission.boost`."""
 _SUMMED = 2048  # values of a part of a long sum
 
 
@@ -210,6 +212,18 @@ def _row_sums(values: Tensor) -> Tensor:
     return values.sum(1)
 
 
+def power_left(uses: Tensor, base_uses: Tensor, base_power: Tensor) -> Tensor:
+    """Power of each of an image's own symbols where its base's have another one, their mean being 1, float `[batch]`.
+
+    Args:
+        uses: Symbols of its own, int64 `[batch]`; an image without any gets 1.
+        base_uses: Symbols of the base, int64 `[batch]`.
+        base_power: Power of these, float `[batch]`.
+    """
+    left: Tensor = 1 + base_uses * (1 - base_power) / uses.clamp(min=1)
+    return left.where(uses > 0, 1.0)
+
+
 def pair_iq(latent: Tensor, order: Tensor | None = None) -> Tensor:
     """Symbols of real latents: the first half of an image's values are the in-phase parts, the second the quadratures.
 
@@ -261,6 +275,8 @@ class Transmission:
         base_uses: Channel uses of what a digital link brings in the same frame (a compressed image, part of `side`),
             int64 `[batch]`, or None.
         base_loss: Probability that the digital link loses it, float `[batch]`, or None: never.
+        base_power: Power of a symbol of its, over the mean of all that the image sends, float `[batch]`, or None: 1.
+            What it leaves or takes is `boost`.
     """
 
     symbols: Tensor
@@ -269,6 +285,7 @@ class Transmission:
     side: Tensor | None = None
     base_uses: Tensor | None = None
     base_loss: Tensor | None = None
+    base_power: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_symbols(self.symbols, self.used)
@@ -289,6 +306,16 @@ class Transmission:
         """Mean |x|² over the symbols that each image sends, `[batch]`."""
         energy = torch.view_as_real(self.symbols).square().sum((1, 2))
         return energy / self.used.sum(1).clamp(min=1)
+
+    @property
+    def boost(self) -> Tensor | None:
+        """Power at which `symbols` are sent, over their own, so that with those of the base the mean is theirs.
+
+        Float `[batch]`, not above 0 where the base takes all the power; None: 1.
+        """
+        if self.base_uses is None or self.base_power is None:
+            return None
+        return power_left(self.used.sum(1), self.base_uses, self.base_power)
 
     def uses(self, snr_db: Tensor | float, gap_db: float = SIDE_GAP_DB) -> Tensor:
         """Symbols of each image: those sent, those of the side information and of a base; without pilots.

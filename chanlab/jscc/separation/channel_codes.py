@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from chanlab.jscc.channels import AWGN, SymbolChannel
@@ -107,6 +107,11 @@ class LdpcQam:
                 right = ndtr((effective[mcs.bits_per_symbol] + self.gain_db - mean) / deviation) ** format.num_blocks
                 offers.append(Offer(format.size, float(1 - right.mean()), format))
         return offers
+
+    def needed_snr_db(self, format: TransportFormat, error: float) -> float:
+        """SNR per complex symbol at which a transport block is lost with a probability, over AWGN [dB]."""
+        mean, deviation = self.table.waterfall(format.mcs.bits_per_symbol, format.block_bits, format.codeword_bits)
+        return float(mean - self.gain_db + deviation * ndtri((1 - error) ** (1 / format.num_blocks)))
 
 
 class CapacityCode:
