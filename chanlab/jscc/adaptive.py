@@ -74,7 +74,8 @@ class AdaptiveJSCC(Codec):
     - What is sent is the difference from a base that the receiver has, brought to unit contrast. Without more the base
       is the image's mean colour. It can be a compressed image (`chanlab.jscc.bases`), sent by a digital link in a part
       of the channel uses: a hybrid of digital and analogue transmission, whose symbols refine what the file left out,
-      and still gain where the channel is better than the link asks for. Both sides see the base.
+      and still gain where the channel is better than the link asks for. Both sides see the base, and know how the
+      image's power is shared between its symbols and these (`Base.power`).
     - 41 bits of side information beside the map tell the mean colour, or how long a compressed base is, the contrast,
       and the scale that brings symbols to unit power: no power is spent on what a few bits can say.
     - A base may take all channel uses that these bits and a told rate leave. Its length tells the receiver that neither

@@ -14,13 +14,13 @@ from chanlab.errors import UsageError
 from chanlab.jscc import AdaptiveJSCC, CompiledCodec, JSCCModule
 from chanlab.jscc.adaptive import told
 from chanlab.jscc.allocation import HIGHEST_DB, LEVELS, STEP_DB, ActivityMap
-from chanlab.jscc.base_layer import BaseLayer
+from chanlab.jscc.base_layer import MOST_BOOST_DB, BaseLayer
 from chanlab.jscc.bases import Base
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.contract import side_information_uses
 from chanlab.jscc.evaluation import Link, digest
 from chanlab.jscc.fading import Rayleigh
-from chanlab.jscc.separation.payload import payload_uses
+from chanlab.jscc.separation.payload import ERROR, payload_uses
 
 SNR = torch.tensor([0.0, 8.0, 20.0])
 
@@ -156,18 +156,81 @@ def test_an_image_that_sends_nothing_spoils_no_training():
 
 
 def test_candidates_keep_to_their_share_at_their_error_rate():
-    layer, images = BaseLayer("jpeg", shares=(0.4, 0.8)), half_busy()
-    for share, base in zip(layer.shares, layer.candidates(images, SNR, [2048] * 3), strict=True):
+    layer, images = BaseLayer("jpeg", shares=(0.4, 0.8, 1)), half_busy()
+    index = side_information_uses(torch.full((3,), float(layer.code.side_bits)), SNR).tolist()
+    candidates = layer.candidates(images, SNR, [2048] * 3)
+    assert [base.power is None for base in candidates] == [False, False, False, False, True]
+    for share, base in zip((0.4, 0.4, 0.8, 0.8, 1), candidates, strict=True):
         with_base = base.num_bytes > 0
-        assert with_base[1:].all()
+        assert with_base[2]
         assert base.uses.tolist() == [int(share * 2048) if held else 0 for held in with_base]
-        for size, snr, loss in zip(base.num_bytes.tolist(), SNR.tolist(), base.loss.tolist(), strict=True):
-            assert loss <= layer.error
-            assert not size or payload_uses(size, snr, 1.001 * loss + 1e-9)[0] <= int(share * 2048)
-        # More could not have been sent: the next better file is larger than the room.
-        picture = np.ascontiguousarray((255 * images[2]).round().byte().permute(1, 2, 0).numpy())
-        found = layer.codec.within(picture, int(base.num_bytes[2]))
-        assert torch.equal((255 * base.image[2]).round().byte().permute(1, 2, 0), torch.from_numpy(found.image.copy()))
+        for i in with_base.nonzero()[:, 0].tolist():
+            snr, loss = float(SNR[i]), float(base.loss[i])
+            assert loss == pytest.approx(ERROR) if share < 1 else loss <= layer.error
+            power_db = 0.0 if share == 1 else 10 * float(base.power[i].log10())
+            offers = layer.code.offers(int(share * 2048) - index[i], np.array([[snr + power_db]]))
+            (offer,) = [o for o in offers if o.error == pytest.approx(loss, rel=1e-2)]  # what the link does with it
+            # More could not have been sent: the next better file is larger than the room.
+            picture = np.ascontiguousarray((255 * images[i]).round().byte().permute(1, 2, 0).numpy())
+            found = layer.codec.within(picture, offer.num_bytes)
+            assert base.num_bytes[i] == len(found.data)
+            assert torch.equal(
+                (255 * base.image[i]).round().byte().permute(1, 2, 0), torch.from_numpy(found.image.copy())
+            )
+    for less, more in (candidates[:2], candidates[2:4]):
+        both = (less.num_bytes > 0) & (more.num_bytes > 0)
+        assert both.any()
+        assert (less.power <= 1).all()
+        assert ((more.power > 1) & (more.power <= 10 ** (MOST_BOOST_DB / 10)))[both].all()
+        assert (more.num_bytes >= less.num_bytes)[both].all()
+    assert layer._powers(0, 10.0) == ((None, 1.0), (None, 1.0))
+
+
+@pytest.mark.parametrize("convention", ["standard", "nominal+3dB"])
+def test_symbols_get_the_power_that_their_base_leaves(monkeypatch, convention):
+    monkeypatch.setattr(torch, "compile", lambda program, **_: program)
+    codec, images, channel = drawn(), half_busy(), AWGN(convention).eval()
+    codec.convention = channel.convention
+    blurred = torch.nn.functional.avg_pool2d(images, 3, 1, 1, count_include_pad=False)
+    taken, power = torch.tensor([900, 0, 400]), torch.tensor([0.6, 0.6, 1.5])
+    base = Base(blurred, torch.tensor([90, 0, 50]), taken, torch.zeros(3), power)
+    plain = codec.encode(images, SNR, None, replace(base, power=None))
+    assert plain.boost is None
+    for ratio in (None, torch.tensor([1 / 6, 1 / 12, 1 / 8], dtype=torch.float64)):
+        for kind in (codec, CompiledCodec(codec)):
+            sent = kind.encode(images, SNR, ratio, base)
+            used = sent.used.sum(1)
+            torch.testing.assert_close(used * sent.boost + taken * power, (used + taken).float())
+            torch.testing.assert_close(sent.power, torch.full((3,), channel.convention.power), rtol=1e-4, atol=1e-4)
+    sent = codec.encode(images, SNR, None, base)
+    received = channel(sent, SNR, torch.arange(3))
+    noise = channel.convention.noise_variance(SNR)[:, None].expand_as(received.noise_variance)
+    torch.testing.assert_close(received.noise_variance, noise / sent.boost[:, None])
+    error = (received.symbols - sent.symbols).abs().square()
+    measured = (error * sent.used).sum(1) / sent.used.sum(1)
+    torch.testing.assert_close(measured, noise[:, 0] / sent.boost, rtol=0.2, atol=0)
+    # The network sees the SNR that its symbols meet, without a base the channel's.
+    assert torch.equal(sent.symbols[1], plain.symbols[1])
+    assert not torch.equal(sent.symbols[0], plain.symbols[0])
+    louder = codec.encode(images, SNR + 10 * sent.boost.log10(), None, replace(base, power=None))
+    most = torch.minimum(sent.used.sum(1), louder.used.sum(1))
+    for i in (0, 2):
+        a, b = (x.symbols[i, : most[i]] for x in (sent, louder))
+        assert (a - b).norm() < 0.2 * a.norm()
+    with pytest.raises(UsageError, match="lower its power"):
+        channel(codec.encode(images, SNR, None, replace(base, power=torch.tensor([9.0, 1, 1]))), SNR)
+    assert codec.train().encode(images, SNR, None, base).boost is None
+
+
+def test_a_base_that_takes_all_the_power_is_not_taken():
+    codec, images = drawn(), half_busy(1)
+    layer = BaseLayer("jpeg")
+    exact = Base(images, torch.tensor([90]), torch.tensor([1000]), torch.zeros(1), torch.tensor([1.3]))
+    for power, taken in ((1.3, True), (9.0, False)):
+        layer.candidates = lambda *_, power=power: [replace(exact, power=torch.tensor([power]))]
+        best = layer.best(codec, images, torch.tensor([10.0]), None)
+        assert bool(best.taken > 0) == taken
+        assert float(best.power) == pytest.approx(power if taken else 1.0)
 
 
 def test_the_best_base_is_taken():
@@ -318,7 +381,7 @@ def test_a_hybrid_is_not_worse_than_its_file_alone():
     layer, codec = BaseLayer("jpeg", shares=(0.5, 1)), drawn()
     images, snr = torch.cat([half_busy(2, 64), smooth_images(2, (3, 64, 64), 5)]), torch.tensor([3.0, 20.0, 3.0, 20.0])
     left = 2048 - side_information_uses(torch.full((4,), 41.0), snr)
-    alone = layer.candidates(images, snr, left.tolist())[1]
+    alone = layer.candidates(images, snr, left.tolist())[2]
     fits = alone.num_bytes > 0
     assert fits.sum() >= 3
     for size, at, room, loss in zip(*(x.tolist() for x in (alone.num_bytes, snr, left, alone.loss)), strict=True):

@@ -97,7 +97,7 @@ def test_bases_are_tried_with_a_shorter_search(monkeypatch):
     monkeypatch.setattr("chanlab.jscc.adaptive.search_symbols", counted)
     images_shown, _ = Link(codec, AWGN()).send(images, torch.arange(3), 10.0)
     assert images_shown.isfinite().all()
-    assert steps == [2, 2, 2 * SHORTER - 1]  # without a base, with one, then what is sent
+    assert steps == [2, 2, 2, 2 * SHORTER - 1]  # without a base, with two, then what is sent
     codec.base_layer = BaseLayer("jpeg", (1,))
     sent = codec.encode(images, torch.full((3,), 20.0))
     assert torch.view_as_real(sent.symbols).isfinite().all()
