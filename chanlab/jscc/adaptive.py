@@ -154,7 +154,7 @@ class AdaptiveJSCC(Codec):
             text += f", search={self.search}"
         if layer is None:
             return text
-        return f"{text}, base={layer.codec.codec.name}, shares={layer.shares}, error={layer.error}"
+        return f"{text}, base={layer.codec.codec.name}, shares={layer.shares}, error={layer.error}, powers"
 
     def encode(
         self, images: Tensor, snr_db: Tensor | float, ratio: Ratio | None = None, base: Base | None = None
@@ -181,6 +181,8 @@ class AdaptiveJSCC(Codec):
         width, uses, bits = self.budget(images, snr_db, ratio, self.map.bits(levels), taken)
         refines = (taken > 0).float()
         loss, share = (None, None) if base is None or self.training else (base.loss, base.power)
+        if share is not None and self.convention.power_over != "image":
+            raise UsageError(f"under {self.convention.name} bases have no power of their own: images share theirs.")
         boosted_db = snr_db  # at symbols that have more power or less than the base
         if share is not None:
             boosted_db = snr_db + 10 * power_left(uses, taken, share).clamp(min=LEAST_BOOST).log10()

@@ -42,7 +42,7 @@ class Base:
         num_bytes: Bytes to send, int64 `[batch]`; 0: no base layer.
         uses: Channel uses that sending them takes, int64 `[batch]`; None: not known yet.
         loss: Probability that they are lost, float32 `[batch]`; None: 0.
-        power: Of their symbols, over the mean of all, float32 `[batch]`; None: 1.
+        power: Of their symbols, over the mean of all, float32 `[batch]`; None: 1, as in training.
     """
 
     image: Tensor

@@ -84,6 +84,8 @@ class SymbolChannel(nn.Module, ABC):
         snr = per_image(snr_db, sent.symbols)
         noise_variance = self.convention.noise_variance(snr)
         if (boost := sent.boost) is not None:  # as much less noise at symbols that aren't scaled
+            if not isinstance(self, AWGN):
+                raise UsageError("bases that have a power of their own are sent over AWGN alone.")
             noise_variance = noise_variance / boost.clamp(min=LEAST_BOOST)
         draws = Draws(generator, len(snr), snr.device)
         # Side information goes in the same frame: it takes its place on the grid, and its share of pilots.
@@ -166,9 +168,11 @@ class SymbolChannel(nn.Module, ABC):
                 f"an image is sent with mean power {most:.4g} per symbol, {self.convention.power:g} is allowed: "
                 "normalise_power it."
             )
-        boost = sent.boost
-        if boost is not None and float(boost.min()) < LEAST_BOOST:
-            raise UsageError("a base is sent with all the power of its image, or more: lower its power.")
+        boost, of_base, uses = sent.boost, sent.base_power, sent.base_uses
+        if boost is not None and of_base is not None and uses is not None:
+            alone = ~sent.used.any(1) & (uses > 0) & (of_base > 1 + _EXCESS)
+            if bool(((boost < LEAST_BOOST) | alone).any()):
+                raise UsageError("a base is sent with all the power of its image, or more: lower its power.")
 
 
 class AWGN(SymbolChannel):

@@ -291,6 +291,9 @@ class Transmission:
         _check_symbols(self.symbols, self.used)
         if self.side_bits.shape != self.symbols.shape[:1]:
             raise UsageError(f"side_bits must be [batch], not {list(self.side_bits.shape)}.")
+        of_base = self.base_uses, self.base_loss, self.base_power
+        if any(value is not None and value.shape != self.side_bits.shape for value in of_base):
+            raise UsageError("channel uses, loss and power of a base must be [batch].")
 
     @classmethod
     def of(cls, symbols: Tensor, used: Tensor | None = None, side_bits: Tensor | None = None) -> Transmission:

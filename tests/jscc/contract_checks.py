@@ -6,6 +6,7 @@ import torch
 
 from chanlab.data import counter
 from chanlab.jscc import Received, Transmission, channel_uses, normalise_power
+from chanlab.jscc.contract import LEAST_BOOST
 
 SNRS = (0.0, 7.0, 20.0)
 
@@ -189,6 +190,10 @@ def check_transmission(sent, image_shape, ratio, snr_db, convention="standard"):
     by_symbols = sent.used.any(1)
     assert by_symbols.any() if sent.base_uses is None else (by_symbols | (sent.base_uses > 0)).all()
     torch.testing.assert_close(sent.power, by_symbols.float(), rtol=1e-3, atol=1e-3)
+    if sent.boost is not None:  # symbols and those of a base share the image's power
+        count, of_base = sent.used.sum(1), sent.base_uses * sent.base_power
+        torch.testing.assert_close(count * sent.boost * sent.power + of_base, (count + sent.base_uses).float())
+        assert (sent.boost > LEAST_BOOST).all()
     allowed = channel_uses(image_shape, ratio, convention)
     uses = sent.uses(snr_db)
     assert (uses <= allowed).all(), f"{uses.tolist()} channel uses, {allowed} are allowed"

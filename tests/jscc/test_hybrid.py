@@ -17,7 +17,7 @@ from chanlab.jscc.allocation import HIGHEST_DB, LEVELS, STEP_DB, ActivityMap
 from chanlab.jscc.base_layer import MOST_BOOST_DB, BaseLayer
 from chanlab.jscc.bases import Base
 from chanlab.jscc.channels import AWGN
-from chanlab.jscc.contract import side_information_uses
+from chanlab.jscc.contract import find_convention, side_information_uses
 from chanlab.jscc.evaluation import Link, digest
 from chanlab.jscc.fading import Rayleigh
 from chanlab.jscc.separation.payload import ERROR, payload_uses
@@ -167,8 +167,10 @@ def test_candidates_keep_to_their_share_at_their_error_rate():
         for i in with_base.nonzero()[:, 0].tolist():
             snr, loss = float(SNR[i]), float(base.loss[i])
             assert loss == pytest.approx(ERROR) if share < 1 else loss <= layer.error
-            power_db = 0.0 if share == 1 else 10 * float(base.power[i].log10())
-            offers = layer.code.offers(int(share * 2048) - index[i], np.array([[snr + power_db]]))
+            symbols, power_db = int(share * 2048), 0.0
+            if share < 1:  # what tells the scheme has the power of all
+                power_db = 10 * math.log10((float(base.power[i]) * symbols - index[i]) / (symbols - index[i]))
+            offers = layer.code.offers(symbols - index[i], np.array([[snr + power_db]]))
             (offer,) = [o for o in offers if o.error == pytest.approx(loss, rel=1e-2)]  # what the link does with it
             # More could not have been sent: the next better file is larger than the room.
             picture = np.ascontiguousarray((255 * images[i]).round().byte().permute(1, 2, 0).numpy())
@@ -219,7 +221,27 @@ def test_symbols_get_the_power_that_their_base_leaves(monkeypatch, convention):
         assert (a - b).norm() < 0.2 * a.norm()
     with pytest.raises(UsageError, match="lower its power"):
         channel(codec.encode(images, SNR, None, replace(base, power=torch.tensor([9.0, 1, 1]))), SNR)
+    with pytest.raises(UsageError, match="over AWGN alone"):
+        Rayleigh(convention=convention)(sent, SNR)
+    alone = replace(sent, symbols=0 * sent.symbols, used=torch.zeros_like(sent.used))
+    with pytest.raises(UsageError, match="lower its power"):
+        channel(alone, SNR)
+    channel(replace(alone, base_power=torch.ones(3)), SNR)
+    with pytest.raises(UsageError, match=r"must be \[batch\]"):
+        replace(sent, base_power=torch.ones(1))
     assert codec.train().encode(images, SNR, None, base).boost is None
+
+
+def test_images_that_share_power_have_bases_of_the_same():
+    codec, images = drawn(base="jpeg", shares=(0.5,)), half_busy()
+    codec.convention = find_convention("batch-power")
+    sent = codec.encode(images, SNR)
+    assert (sent.base_uses > 0).any()
+    assert sent.boost is None
+    AWGN("batch-power").eval()(sent, SNR)
+    layer, codec.base_layer = codec.base_layer, None
+    with pytest.raises(UsageError, match="no power of their own"):
+        codec.encode(images, SNR, None, layer.candidates(images, SNR, [1900] * 3)[0])
 
 
 def test_a_base_that_takes_all_the_power_is_not_taken():
@@ -260,7 +282,7 @@ class Drawn(BaseLayer):
 
     taken = 0
 
-    def candidates(self, images, snr_db, uses):
+    def candidates(self, images, snr_db, uses, unequal=True):
         taken = torch.full((len(images),), self.taken)
         colour = images.mean((2, 3), keepdim=True)
         return [Base(images + (colour - images) / 10, torch.ones_like(taken), taken)]
@@ -286,7 +308,7 @@ def test_bases_that_leave_no_symbol_are_not_taken():
 def test_shares_are_of_what_the_codec_can_send():
     codec, images, asked = small(), half_busy(), []
     codec.base_layer, codec.checks_budget = Drawn("jpeg"), False
-    codec.base_layer.candidates = lambda images, snr_db, uses: asked.append(uses) or []
+    codec.base_layer.candidates = lambda images, snr_db, uses, _: asked.append(uses) or []
     codec.encode(images, SNR, torch.tensor([1 / 12, 1 / 6, 1 / 3], dtype=torch.float64))
     side = side_information_uses(torch.full((3,), 41.0 + 11), SNR)  # the rate is told
     assert asked == [(torch.tensor([1024, 2048, 2048]) - side).tolist()]
