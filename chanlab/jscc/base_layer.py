@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SHORTER = 6
 """Steps of a codec's search for symbols over those of a trial."""
-MOST_BOOST_DB = 2.0
+MOST_POWER_DB = 2.0
 """Power of a base's symbols over the mean of all, at most [dB]."""
 
 
@@ -79,7 +79,7 @@ class BaseLayer:
         known = [(f.size, self.code.needed_snr_db(f, ERROR) - snr_db, f) for f in formats if f is not None]
         less = max((x for x in known if x[1] <= 0), key=lambda x: (x[0], -x[1]), default=None)
         bits = 0 if less is None else less[0]
-        more = min((x for x in known if x[0] > bits and 0 < x[1] <= MOST_BOOST_DB), key=lambda x: x[1], default=None)
+        more = min((x for x in known if x[0] > bits and 0 < x[1] <= MOST_POWER_DB), key=lambda x: x[1], default=None)
         return tuple(
             (None, 1.0) if found is None else (Offer(found[0], ERROR, found[2]), 10 ** (found[1] / 10))
             for found in (less, more)

@@ -14,7 +14,7 @@ from chanlab.errors import UsageError
 from chanlab.jscc import AdaptiveJSCC, CompiledCodec, JSCCModule
 from chanlab.jscc.adaptive import told
 from chanlab.jscc.allocation import HIGHEST_DB, LEVELS, STEP_DB, ActivityMap
-from chanlab.jscc.base_layer import MOST_BOOST_DB, BaseLayer
+from chanlab.jscc.base_layer import MOST_POWER_DB, BaseLayer
 from chanlab.jscc.bases import Base
 from chanlab.jscc.channels import AWGN
 from chanlab.jscc.contract import find_convention, side_information_uses
@@ -183,7 +183,7 @@ def test_candidates_keep_to_their_share_at_their_error_rate():
         both = (less.num_bytes > 0) & (more.num_bytes > 0)
         assert both.any()
         assert (less.power <= 1).all()
-        assert ((more.power > 1) & (more.power <= 10 ** (MOST_BOOST_DB / 10)))[both].all()
+        assert ((more.power > 1) & (more.power <= 10 ** (MOST_POWER_DB / 10)))[both].all()
         assert (more.num_bytes >= less.num_bytes)[both].all()
     assert layer._powers(0, 10.0) == ((None, 1.0), (None, 1.0))
 
